@@ -1,0 +1,63 @@
+"""Name the kernel of every int8 linear, and every linear that stays in float."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from .. import ops as _ops  # noqa: F401 - defines the operators
+from ..capability import Capability
+from ..templates import TEMPLATES
+from ..templates.base import KERNEL_META, choose
+from .base import PassLog, argument, is_call, value
+
+QLINEAR = torch.ops.qinductor.qlinear.default
+FLOAT_MATMULS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+)
+
+
+class ChooseKernels:
+    """Choose the template of each int8 linear. It cannot be disabled: it is what the report lists."""
+
+    name = "choose_kernels"
+    optional = False
+
+    def run(self, graph: fx.Graph, capability: Capability, log: PassLog) -> None:
+        """See the class."""
+        for node in graph.nodes:
+            if is_call(node, QLINEAR):
+                device = value(node).device.type
+                implementations = TEMPLATES.get(("qlinear", device))
+                if implementations is None:
+                    log.add(
+                        self.name, node, "int8", f"eager operator: no template for device {device}"
+                    )
+                    continue
+                chosen = choose(implementations, capability)
+                node.meta[KERNEL_META] = chosen
+                log.add(self.name, node, "int8", f"{chosen.kernel_name}{_epilogue(node)}")
+            elif is_call(node, *FLOAT_MATMULS) and _in_linear(node):
+                log.add(self.name, node, "kept", f"{value(node).dtype} matmul: no int8 weight")
+
+
+def _in_linear(node: fx.Node) -> bool:
+    stack = node.meta.get("nn_module_stack") or {}
+    classes = [entry[1] for entry in stack.values()]
+    innermost = classes[-1] if classes else None
+    return innermost is torch.nn.Linear or str(innermost).endswith("torch.nn.modules.linear.Linear")
+
+
+def _epilogue(node: fx.Node) -> str:
+    parts = [
+        name
+        for name, present in (
+            ("bias", argument(node, "bias") is not None),
+            (str(argument(node, "activation")), argument(node, "activation") != "none"),
+            ("residual", argument(node, "residual") is not None),
+        )
+        if present
+    ]
+    out = str(argument(node, "out_dtype")).removeprefix("torch.")
+    return f" ({' + '.join([*parts, f'→ {out}'])})"

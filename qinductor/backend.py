@@ -1,0 +1,164 @@
+"""The backend: ``torch.compile(model, backend="qsim")``."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from .capability import Capability, cpp_compiler
+from .compat import check_torch_version
+from .config import QSimConfig, mode_options
+from .digest import cache_key
+from .errors import CompilerMissingError
+from .report import RECORDS, GraphRecord, Reporter, read_entries, store_entries
+
+Compiled = Callable[..., Any]
+
+
+def qsim(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Compile one Dynamo graph with Inductor and this package's passes and templates.
+
+    Args:
+        gm: the graph.
+        example_inputs: its inputs, parameters and buffers included.
+        mode: one of Inductor's modes (``torch._inductor.list_mode_options()``).
+        options: fields of :class:`qinductor.QSimConfig`.
+
+    Returns:
+        A callable with the graph's signature.
+
+    Raises:
+        ConfigError: an unknown mode or option; the message lists the valid ones.
+        CapabilityError: ``options["isa"]`` is a set that the machine lacks.
+        CompilerMissingError: there is no C++ compiler.
+    """
+    config = QSimConfig.from_options(options)
+    capability = Capability.detect(config.isa)
+    patches = {**mode_options(mode), **config.inductor}
+    record = GraphRecord(
+        inputs=tuple(weakref.ref(t) for t in example_inputs if isinstance(t, torch.Tensor)),
+        isa=capability.isa.value,
+        graph_break=_break_reason(gm),
+    )
+    stored_at = _entries_path(gm, example_inputs, config, capability)
+
+    def compile_with(**more: Any) -> Compiled:
+        from torch._inductor.compile_fx import compile_fx
+
+        ours = _patches(config, capability, record.add)
+        compiled: Compiled = compile_fx(
+            gm, list(example_inputs), config_patches={**patches, **ours, **more}
+        )
+        return compiled
+
+    compiled = compile_with()
+    if record.passes_ran:
+        store_entries(stored_at, record.entries)
+    else:
+        # Inductor had the graph in its cache, so the passes did not run and could not report.
+        entries = read_entries(stored_at)
+        if entries is None:
+            compiled = compile_with(force_disable_caches=True)
+            store_entries(stored_at, record.entries)
+        else:
+            record.from_cache = True
+            record.entries = entries
+
+    # Only now: Dynamo may abandon a compilation with an exception, and start again.
+    RECORDS.open(record)
+
+    def run(*args: Any) -> Any:
+        record.count_call()
+        return compiled(*args)
+
+    return run
+
+
+def inductor_options(**options: Any) -> dict[str, Any]:
+    """Options that make stock Inductor run this package's passes: a plugin instead of a backend.
+
+    ``torch.compile(model, options=qinductor.inductor_options())``. The arguments are the fields of
+    :class:`qinductor.QSimConfig`. Calls are not counted in the report of a model compiled so.
+    """
+    config = QSimConfig.from_options(options)
+    capability = Capability.detect(config.isa)
+    return {**config.inductor, **_patches(config, capability, _plugin_reporter(capability))}
+
+
+def _patches(config: QSimConfig, capability: Capability, report: Reporter) -> dict[str, Any]:
+    """Inductor options that install the passes and lowerings."""
+    check_torch_version()
+    if cpp_compiler() is None:
+        raise CompilerMissingError(
+            "no C++ compiler was found (looked for $CXX, g++ and clang++), and Inductor needs one. "
+            "Install one (Debian, Ubuntu: apt install g++), or set CXX to its path."
+        )
+    from .passes.manager import QSimPasses
+    from .templates import lowering as _lowering  # noqa: F401 - registers the lowerings
+
+    return {
+        "post_grad_custom_pre_pass": QSimPasses(config, capability, report),
+        # Our templates write their whole epilogue themselves; the passes decide what is in it.
+        "epilogue_fusion": False,
+    }
+
+
+def _plugin_reporter(capability: Capability) -> Reporter:
+    """Open a record for each graph that stock Inductor hands to the passes."""
+
+    def report(entries: list[Any]) -> None:
+        context = torch._guards.TracingContext.try_get()
+        tensors = (context.params_flat if context is not None else None) or ()
+        record = GraphRecord(
+            inputs=tuple(weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)),
+            isa=capability.isa.value,
+            counts_calls=False,
+        )
+        record.add(entries)
+        RECORDS.open(record)
+
+    return report
+
+
+def _break_reason(gm: fx.GraphModule) -> str | None:
+    """Why Dynamo ended this graph before the function's end; None where it did not."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return None
+    where = ""
+    if stack := getattr(reason, "user_stack", None):
+        frame = stack[-1]
+        where = f" ({Path(frame.filename).name}:{frame.lineno})"
+    return str(reason.reason).strip().splitlines()[0] + where
+
+
+def _entries_path(
+    gm: fx.GraphModule, inputs: Sequence[Any], config: QSimConfig, capability: Capability
+) -> Path:
+    """Where the entries of this graph are kept, beside Inductor's caches."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    described = [
+        (tuple(map(str, t.shape)), tuple(map(str, t.stride())), str(t.dtype), str(t.device))
+        if isinstance(t, torch.Tensor)
+        else str(t)
+        for t in inputs
+    ]
+    key = hashlib.sha256(
+        "\0".join(
+            (gm.code, str(described), torch.__version__, cache_key(config, capability))
+        ).encode()
+    ).hexdigest()
+    return Path(cache_dir()) / "qinductor" / f"{key}.json"

@@ -1,0 +1,26 @@
+"""Differences between torch versions; no other module knows them."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+
+TESTED = "2.13"
+"""The torch series that the test suite runs with."""
+KNOWN = ("2.11", "2.12", "2.13", "2.14")
+"""Series whose Inductor interfaces were read and agree with what this package uses."""
+
+
+@functools.cache
+def check_torch_version() -> None:
+    """Warn once where torch is of a series that nobody looked at."""
+    series = ".".join(torch.__version__.split(".")[:2])
+    if series not in KNOWN:
+        warnings.warn(
+            f"torch {torch.__version__} is outside the range this package knows ({KNOWN[0]} to "
+            f"{KNOWN[-1]}, tested with {TESTED}): its compiler interfaces may have changed. If "
+            f"compiling fails, install torch=={TESTED}.*.",
+            stacklevel=3,
+        )

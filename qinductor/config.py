@@ -1,0 +1,95 @@
+"""Options of the backend, validated once and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .capability import Isa
+from .errors import ConfigError, UnknownOptionError
+
+
+@dataclass(frozen=True)
+class QSimConfig:
+    """What ``torch.compile(model, backend="qsim", options={...})`` accepts.
+
+    Attributes:
+        isa: best instruction set that CPU templates may use (its name or an :class:`Isa`). None
+            takes the best that the machine has. One that the machine lacks is refused.
+        disable: names of graph passes that are not to run.
+        inductor: stock Inductor options, passed on as they are.
+    """
+
+    isa: Isa | None = None
+    disable: tuple[str, ...] = ()
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.isa is not None:
+            object.__setattr__(self, "isa", Isa.parse(self.isa))
+        if isinstance(self.disable, str):
+            raise ConfigError(
+                f"disable={self.disable!r} is a string. Give a tuple of pass names: "
+                f"disable=({self.disable!r},)."
+            )
+        object.__setattr__(self, "disable", tuple(sorted(set(self.disable))))
+        object.__setattr__(self, "inductor", dict(self.inductor))
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None) -> QSimConfig:
+        """Build a config from ``torch.compile``'s ``options``.
+
+        Raises:
+            UnknownOptionError: a key is not a field of this class; the message lists the fields.
+            ConfigError: a value is not valid.
+        """
+        options = dict(options or {})
+        valid = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in valid:
+                raise UnknownOptionError("option of backend 'qsim'", name, valid)
+        config = cls(**options)
+        config._check_names()
+        return config
+
+    def _check_names(self) -> None:
+        """Check the names that only other modules know: passes, and Inductor's options."""
+        from torch._inductor import config as inductor_config
+
+        from .passes import PASSES
+
+        passes = {p.name for p in PASSES if p.optional}
+        for name in self.disable:
+            if name not in passes:
+                raise UnknownOptionError("pass that can be disabled", name, passes)
+        known = inductor_config.get_config_copy()
+        for name in self.inductor:
+            if name not in known:
+                raise ConfigError(
+                    f"unknown Inductor option {name!r} in options['inductor']. Valid: the keys of "
+                    "torch._inductor.config.get_config_copy()."
+                )
+
+    def cache_key(self) -> str:
+        """Text that changes whenever generated code may have to.
+
+        Inductor's own options are part of its own cache key already.
+        """
+        return f"{self.isa} {self.disable}"
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Inductor options that a ``torch.compile`` mode stands for.
+
+    Raises:
+        UnknownOptionError: ``mode`` is not one of Inductor's modes; the message lists them.
+    """
+    if mode is None:
+        return {}
+    import torch._inductor
+
+    valid: dict[str, dict[str, Any]] = torch._inductor.list_mode_options()
+    if mode not in valid:
+        raise UnknownOptionError("mode", mode, valid)
+    return dict(valid[mode])

@@ -1,0 +1,359 @@
+"""The operators ``torch.ops.qinductor.*``: what each one means.
+
+The eager body of an operator is its definition, its reference in tests, and the fallback where no
+template applies. Integers are exact. The dequantizing epilogue of :func:`qlinear` has one fixed
+order of operations, without fused multiply-add, so that every template can reproduce every bit:
+
+    acc = sum_k x[m, k] * w[n, k]  -  x_zero_point * w_sum[n]             int32, exact
+    y   = fl(fl(fl(acc) * x_scale[m]) * w_scale[n])                        float32
+    y   = fl(y + bias[n])
+    y   = activation(y)
+    y   = fl(y + residual[m, n])
+    out = y rounded to out_dtype, or quantize(y, out_inverse_scale, out_zero_point)
+
+A code is uint8. A signed int8 activation ``s`` is carried as ``s + 128`` with zero point 128.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .activations import ACTIVATIONS, apply_activation
+from .errors import BackwardThroughInt8Error, ConfigError
+
+PANEL = 64
+"""Columns (rows of the weight) in one packed panel."""
+K_GROUP = 4
+"""Consecutive k that one 32-bit lane of a packed panel holds."""
+MAX_K = (2**31 - 1) // (255 * 128)
+"""Longest inner dimension whose int32 sum of u8 times s8 products cannot overflow."""
+ZERO_POINT_S8 = 128
+"""Zero point of a signed int8 code that is carried as uint8."""
+
+_lib = torch.library.Library("qinductor", "DEF")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def _define(schema: str) -> None:
+    _lib.define(schema, tags=_TAGS)
+
+
+_define("quantize(Tensor x, Tensor inverse_scale, Tensor zero_point) -> Tensor")
+_define(
+    "quantize_per_token(Tensor x, Tensor? multiplier=None, float divisor=127.0, "
+    "float min_scale=1.1754943508222875e-38) -> (Tensor, Tensor)"
+)
+_define("pack_weight(Tensor weight) -> Tensor")
+_define("unpack_weight(Tensor packed, SymInt n, SymInt k) -> Tensor")
+_define(
+    "qlinear(Tensor x, Tensor x_scale, Tensor x_zero_point, Tensor packed, Tensor w_scale, "
+    "Tensor w_sum, Tensor? bias=None, Tensor? residual=None, str activation='none', "
+    "ScalarType out_dtype=float, Tensor? out_inverse_scale=None, "
+    "Tensor? out_zero_point=None) -> Tensor"
+)
+_define("no_gradient(Tensor grad, str op, SymInt[] size) -> Tensor")
+
+
+# ---------------------------------------------------------------- quantize
+
+
+def quantize(x: Tensor, inverse_scale: Tensor, zero_point: Tensor) -> Tensor:
+    """Quantize a float tensor to uint8 codes with a given scale.
+
+    ``code = clamp(RNE(fl32(x * inverse_scale)) + zero_point, 0, 255)``, where
+    ``inverse_scale = fl32(1 / scale)`` was computed once, when the scale was.
+
+    Args:
+        x: (..., K) float16, bfloat16 or float32; widened to float32 first, which is exact.
+        inverse_scale: float32, shape () or (1,) for the whole tensor, or (K,) for the last
+            dimension.
+        zero_point: int32, shape () or (1,).
+
+    Returns:
+        uint8, the shape of ``x``. -inf gives 0, +inf gives 255. A NaN has no code; it gives 0.
+    """
+    codes = torch.round(x.float() * inverse_scale) + zero_point.to(torch.float32)
+    return torch.nan_to_num(codes, nan=0.0).clamp(0, 255).to(torch.uint8)
+
+
+def quantize_per_token(
+    x: Tensor,
+    multiplier: Tensor | None = None,
+    divisor: float = 127.0,
+    min_scale: float = torch.finfo(torch.float32).tiny,
+) -> tuple[Tensor, Tensor]:
+    """Quantize each row of ``x`` symmetrically with a scale of its own.
+
+    ``t = x * multiplier``; ``scale = max(fl32(amax|t| / divisor), min_scale)``;
+    ``code = clamp(RNE(fl32(t * fl32(1 / scale))), -128, 127) + 128``
+
+    Args:
+        x: (..., K) float.
+        multiplier: float32 (K,), the reciprocal of a smoothing factor that could not be folded.
+        divisor: code of the row's largest magnitude. torchao's symmetric mapping uses 127.5.
+        min_scale: lower bound of a scale, which keeps ``1 / scale`` finite for a row of zeros.
+
+    Returns:
+        uint8 (..., K) with zero point 128, and float32 scales (..., 1).
+    """
+    t = x.float() if multiplier is None else x.float() * multiplier
+    scale = (t.abs().amax(dim=-1, keepdim=True) / divisor).clamp_min(min_scale)
+    codes = torch.round(t * torch.reciprocal(scale)).clamp(-128, 127) + ZERO_POINT_S8
+    return torch.nan_to_num(codes, nan=0.0).to(torch.uint8), scale
+
+
+# ---------------------------------------------------------------- packed weights
+
+
+def packed_shape(n: int, k: int) -> tuple[int, int, int, int]:
+    """Shape of a packed (N, K) weight: (panels, groups of four k, 64 columns, 4)."""
+    return (-(-n // PANEL), -(-k // K_GROUP), PANEL, K_GROUP)
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """Pack int8 (N, K) into panels of 64 rows, zero padded to whole panels and groups of four k.
+
+    Element (n, k) lies at ``[n // 64, k // 4, n % 64, k % 4]``: what one vpdpbusd reads is 64
+    consecutive bytes, and a GEMM reads a panel from front to back.
+    """
+    n, k = weight.shape
+    panels, groups, _, _ = packed_shape(n, k)
+    padded = weight.new_zeros((panels * PANEL, groups * K_GROUP))
+    padded[:n, :k] = weight
+    tiles = padded.view(panels, PANEL, groups, K_GROUP)
+    return tiles.permute(0, 2, 1, 3).contiguous()
+
+
+def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
+    """Undo :func:`pack_weight`: int8 (N, K), contiguous."""
+    panels, groups, _, _ = packed.shape
+    rows = packed.permute(0, 2, 1, 3).reshape(panels * PANEL, groups * K_GROUP)
+    return rows[:n, :k].contiguous()
+
+
+# ---------------------------------------------------------------- int8 linear
+
+
+def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """Exact product of integer codes: (M, K) uint8 times the transpose of (N, K) int8 → int32.
+
+    Computed in float32 in slices of K so short (255 * 128 * 512 < 2**24) that every partial sum is
+    an integer float32 holds exactly, in whatever order the matrix library adds.
+    """
+    m, k = x.shape
+    acc = torch.zeros((m, weight.shape[0]), dtype=torch.int32, device=x.device)
+    for start in range(0, k, 512):
+        stop = min(start + 512, k)
+        acc += (x[:, start:stop].float() @ weight[:, start:stop].float().t()).to(torch.int32)
+    return acc
+
+
+def qlinear(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_sum: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.float32,
+    out_inverse_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+) -> Tensor:
+    """Int8 linear layer with its epilogue, in the order the module's docstring fixes.
+
+    Args:
+        x: uint8 (..., K).
+        x_scale: float32, () or (1,), or (..., 1) for one scale a token.
+        x_zero_point: int32, () or (1,).
+        packed: int8, :func:`pack_weight` of the (N, K) weight.
+        w_scale: float32 (N,). w_sum: int32 (N,), the weight's sum over k.
+        bias: float (N,). residual: float (..., N).
+        activation: a key of :data:`qinductor.activations.ACTIVATIONS`.
+        out_dtype: float32, bfloat16, float16 or uint8.
+        out_inverse_scale, out_zero_point: as in :func:`quantize`; needed for uint8 and only then.
+
+    Returns:
+        ``out_dtype`` (..., N), contiguous.
+    """
+    n, k = w_scale.shape[0], x.shape[-1]
+    rows = x.reshape(-1, k)
+    acc = int_matmul(rows, unpack_weight(packed, n, k)) - x_zero_point * w_sum
+    per_row = x_scale.reshape(-1, 1) if x_scale.numel() > 1 else x_scale.reshape(())
+    y = acc.to(torch.float32) * per_row * w_scale
+    if bias is not None:
+        y = y + bias.float()
+    y = apply_activation(y, activation).reshape(*x.shape[:-1], n)
+    if residual is not None:
+        y = y + residual.float()
+    if out_dtype is torch.uint8:
+        assert out_inverse_scale is not None and out_zero_point is not None
+        return quantize(y, out_inverse_scale, out_zero_point)
+    return y.to(out_dtype)
+
+
+def _check_qlinear(
+    x: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    activation: str,
+    out_dtype: torch.dtype,
+    out_inverse_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+) -> None:
+    """Refuse arguments that no implementation may be handed (shapes are facts at trace time)."""
+    k, n = x.shape[-1], w_scale.shape[0]
+    if x.dtype is not torch.uint8 or packed.dtype is not torch.int8:
+        raise ConfigError(
+            f"qlinear takes uint8 codes and an int8 packed weight, got {x.dtype} and "
+            f"{packed.dtype}. Quantize the input with torch.ops.qinductor.quantize."
+        )
+    if tuple(packed.shape) != packed_shape(n, k):
+        raise ConfigError(
+            f"packed weight has shape {tuple(packed.shape)}, but N={n}, K={k} needs "
+            f"{packed_shape(n, k)}. Make it with torch.ops.qinductor.pack_weight."
+        )
+    if k > MAX_K:
+        raise ConfigError(
+            f"K={k} can overflow the int32 sum of u8*s8 products; at most {MAX_K} is exact. "
+            "Split the layer, or keep it in float."
+        )
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"unknown activation {activation!r}. Valid: {', '.join(ACTIVATIONS)}.")
+    valid = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+    if out_dtype not in valid:
+        raise ConfigError(f"out_dtype={out_dtype} is not one of {', '.join(map(str, valid))}.")
+    if (out_dtype is torch.uint8) != (out_inverse_scale is not None and out_zero_point is not None):
+        raise ConfigError(
+            "out_inverse_scale and out_zero_point are needed for out_dtype=torch.uint8 and only then; "
+            f"got out_dtype={out_dtype}."
+        )
+
+
+def _qlinear_checked(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_sum: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.float32,
+    out_inverse_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+) -> Tensor:
+    _check_qlinear(x, packed, w_scale, activation, out_dtype, out_inverse_scale, out_zero_point)
+    return qlinear(
+        x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
+        out_dtype, out_inverse_scale, out_zero_point,
+    )  # fmt: skip
+
+
+def _no_gradient(grad: Tensor, op: str, size: list[int]) -> Tensor:
+    raise BackwardThroughInt8Error(op)
+
+
+for _name, _body in (
+    ("quantize", quantize),
+    ("quantize_per_token", quantize_per_token),
+    ("pack_weight", pack_weight),
+    ("unpack_weight", unpack_weight),
+    ("qlinear", _qlinear_checked),
+    ("no_gradient", _no_gradient),
+):
+    _lib.impl(_name, _body, "CompositeExplicitAutograd")
+
+
+# ---------------------------------------------------------------- fakes: shapes and dtypes
+
+
+@torch.library.register_fake("qinductor::quantize", lib=_lib)
+def _(x: Tensor, inverse_scale: Tensor, zero_point: Tensor) -> Tensor:
+    return torch.empty_like(x, dtype=torch.uint8)
+
+
+@torch.library.register_fake("qinductor::quantize_per_token", lib=_lib)
+def _(
+    x: Tensor,
+    multiplier: Tensor | None = None,
+    divisor: float = 127.0,
+    min_scale: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=torch.uint8), x.new_empty(
+        (*x.shape[:-1], 1), dtype=torch.float32
+    )
+
+
+@torch.library.register_fake("qinductor::pack_weight", lib=_lib)
+def _(weight: Tensor) -> Tensor:
+    return weight.new_empty(packed_shape(*weight.shape))
+
+
+@torch.library.register_fake("qinductor::unpack_weight", lib=_lib)
+def _(packed: Tensor, n: int, k: int) -> Tensor:
+    return packed.new_empty((n, k))
+
+
+@torch.library.register_fake("qinductor::qlinear", lib=_lib)
+def _(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: Tensor,
+    w_scale: Tensor,
+    w_sum: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.float32,
+    out_inverse_scale: Tensor | None = None,
+    out_zero_point: Tensor | None = None,
+) -> Tensor:
+    _check_qlinear(x, packed, w_scale, activation, out_dtype, out_inverse_scale, out_zero_point)
+    return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
+
+
+@torch.library.register_fake("qinductor::no_gradient", lib=_lib)
+def _(grad: Tensor, op: str, size: list[int]) -> Tensor:
+    return grad.new_empty(size)
+
+
+# ---------------------------------------------------------------- autograd: a clear refusal
+
+
+def _register_refusal(name: str, differentiable: tuple[int, ...]) -> None:
+    """Give operator ``name`` a backward that traces, and raises when it is really run.
+
+    A backward that raised while tracing would forbid compiling a forward pass whose backward is
+    never called. ``differentiable`` are the positions of float inputs a gradient may be asked of.
+    """
+
+    def setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.sizes = {
+            i: list(inputs[i].shape)
+            for i in differentiable
+            if i < len(inputs) and isinstance(inputs[i], Tensor)
+        }
+        ctx.count = len(inputs)
+
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        grad = next(g for g in grads if g is not None)
+        refuse = torch.ops.qinductor.no_gradient
+        return tuple(
+            refuse(grad, f"qinductor::{name}", ctx.sizes[i])
+            if i in ctx.sizes and ctx.needs_input_grad[i]
+            else None
+            for i in range(ctx.count)
+        )
+
+    torch.library.register_autograd(f"qinductor::{name}", backward, setup_context=setup, lib=_lib)
+
+
+_register_refusal("quantize", (0, 1))
+_register_refusal("quantize_per_token", (0, 1))
+_register_refusal("qlinear", (1, 4, 6, 7))

@@ -1,0 +1,26 @@
+"""Code templates: what implements an operator on a device, best first.
+
+An implementation is usable where the machine has its instruction set and its ``supports`` accepts
+the arguments. The first usable one is taken; where there is none, the operator's eager body runs.
+"""
+
+from __future__ import annotations
+
+if __name__ == "templates":
+    raise ImportError("import qinductor.templates, not templates: a second registry would load")
+
+from ..capability import Isa
+from .base import Implementation
+
+TEMPLATES: dict[tuple[str, str], tuple[Implementation, ...]] = {
+    ("qlinear", "cpu"): (
+        Implementation(
+            "qlinear", Isa.AVX512_VNNI, ("int8_gemm.h", "int8_gemm_avx512_vnni.h"), "Avx512Vnni"
+        ),
+        Implementation("qlinear", Isa.AVX2, ("int8_gemm.h", "int8_gemm_avx2.h"), "Avx2"),
+        Implementation(
+            "qlinear", Isa.PORTABLE, ("int8_gemm.h", "int8_gemm_portable.h"), "Portable"
+        ),
+    ),
+}
+"""(operator, device type) → implementations, in the order in which they are tried."""

@@ -1,0 +1,1 @@
+"""C++ templates: the text of kernels that Inductor compiles."""

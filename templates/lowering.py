@@ -1,0 +1,121 @@
+"""Inductor lowerings of the package's operators.
+
+Quantizers become pointwise (and row reduction) IR, which Inductor fuses into its neighbours. The
+int8 linear becomes a template of :data:`qinductor.templates.TEMPLATES`, or the eager operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import ir
+from torch._inductor import lowering as L
+from torch._inductor.virtualized import V
+
+from .. import ops as _ops  # noqa: F401 - defines the operators
+from ..capability import Capability
+from ..ops import ZERO_POINT_S8
+from . import TEMPLATES
+from .base import KERNEL_META, Implementation, choose
+from .cpu.qlinear import QLinearTemplate
+
+aten = torch.ops.aten
+qinductor = torch.ops.qinductor
+
+
+def _chosen_implementation() -> Implementation:
+    """What the pass chose for the node being lowered; the machine's best without our passes."""
+    node = V.graph.current_node
+    chosen = node.meta.get(KERNEL_META) if node is not None else None
+    return chosen or choose(TEMPLATES["qlinear", "cpu"], Capability.detect())
+
+
+def _aten(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Apply the lowering of an aten overload."""
+    return L.lowerings[op](*args, **kwargs)
+
+
+def _codes(x: Any, inverse_scale: Any, zero_point: Any) -> Any:
+    """Clamp(RNE(x * inverse_scale) + zero_point, 0, 255) as uint8; a NaN becomes 0. x: float32."""
+    code = _aten(aten.round.default, _aten(aten.mul.Tensor, x, inverse_scale))
+    code = _aten(aten.add.Tensor, code, zero_point)
+    code = _aten(aten.where.self, _aten(aten.ge.Scalar, code, 0.0), code, 0.0)
+    return L.to_dtype(_aten(aten.minimum.default, code, 255.0), torch.uint8)
+
+
+@L.register_lowering(qinductor.quantize.default, type_promotion_kind=None)
+def _quantize(x: Any, inverse_scale: Any, zero_point: Any) -> Any:
+    return _codes(
+        L.to_dtype(x, torch.float32), inverse_scale, L.to_dtype(zero_point, torch.float32)
+    )
+
+
+@L.register_lowering(qinductor.quantize_per_token.default, type_promotion_kind=None)
+def _quantize_per_token(
+    x: Any,
+    multiplier: Any = None,
+    divisor: float = 127.0,
+    min_scale: float = torch.finfo(torch.float32).tiny,
+) -> Any:
+    t = L.to_dtype(x, torch.float32)
+    if multiplier is not None:
+        t = _aten(aten.mul.Tensor, t, multiplier)
+    amax = _aten(aten.amax.default, _aten(aten.abs.default, t), [-1], True)
+    scale = _aten(aten.maximum.default, _aten(aten.div.Tensor, amax, divisor), min_scale)
+    inverse = _aten(aten.reciprocal.default, scale)
+    return _codes(t, inverse, float(ZERO_POINT_S8)), scale
+
+
+@L.register_lowering(qinductor.qlinear.default, type_promotion_kind=None)
+def _qlinear(
+    x: Any,
+    x_scale: Any,
+    x_zero_point: Any,
+    packed: Any,
+    w_scale: Any,
+    w_sum: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.float32,
+    out_inverse_scale: Any = None,
+    out_zero_point: Any = None,
+) -> Any:
+    *lead, k = x.get_size()
+    n = w_scale.get_size()[0]
+    m = sympy.Mul(*lead)
+    if residual is not None:
+        residual = L.view(residual, [m, n])
+    given = {
+        "x": L.view(x, [m, k]),
+        "x_scale": x_scale,
+        "x_zero_point": x_zero_point,
+        "packed": packed,
+        "w_scale": w_scale,
+        "w_sum": w_sum,
+        "bias": bias,
+        "residual": residual,
+        "out_inverse_scale": out_inverse_scale,
+        "out_zero_point": out_zero_point,
+    }
+    operands = {name: _contiguous(node) for name, node in given.items() if node is not None}
+    template = QLinearTemplate(
+        _chosen_implementation(),
+        operands,
+        ir.FixedLayout(x.get_device(), out_dtype, [m, n]),
+        activation,
+        per_token=_has_many_elements(x_scale),
+        out_per_channel=out_inverse_scale is not None and _has_many_elements(out_inverse_scale),
+    )
+    return L.view(template.generate().output_node(), [*lead, n])
+
+
+def _contiguous(node: Any) -> Any:
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(node))
+
+
+def _has_many_elements(node: Any) -> bool:
+    """True unless the tensor has one element whatever its symbols are."""
+    return sympy.Mul(*node.get_size()) != 1
