@@ -5,16 +5,24 @@ from __future__ import annotations
 if __name__ == "passes":
     raise ImportError("import qinductor.passes, not passes: a second registry would load")
 
+from .attention import FuseAttention
 from .base import Pass, PassLog
+from .inference_scale import DropInferenceScale
 from .kernels import ChooseKernels
+from .pt2e_chain import Pt2eChain
 from .qlinear_epilogue import FuseActivation, FuseRequantize, FuseResidual
 from .shared_quantize import ShareQuantize
+from .torchao_chain import TorchaoChain
 
 PASSES: tuple[Pass, ...] = (
+    DropInferenceScale(),  # what only autograd needed
+    TorchaoChain(),  # int8 linears of a model that torchao converted
+    Pt2eChain(),  # int8 linears of a model that PT2E quantized
     ShareQuantize(),  # one quantizer for all readers of a tensor
     FuseActivation(),  # GELU, ReLU … into the int8 linear
     FuseResidual(),  # + residual into the int8 linear
-    FuseRequantize(),  # the next layer's quantizer into the int8 linear
+    FuseAttention(),  # the projections' heads, SDPA and the way back in one kernel
+    FuseRequantize(),  # the next layer's quantizer into what computes its input
     ChooseKernels(),  # which template runs each int8 linear; names what stays float
 )
 

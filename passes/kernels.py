@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from .. import attention as _attention  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from ..capability import Capability
 from ..templates import TEMPLATES
@@ -12,6 +13,7 @@ from ..templates.base import KERNEL_META, choose
 from .base import PassLog, argument, is_call, value
 
 QLINEAR = torch.ops.qinductor.qlinear.default
+ATTENTION = torch.ops.qinductor.attention.default
 FLOAT_MATMULS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -36,8 +38,11 @@ class ChooseKernels:
                     )
                     continue
                 chosen = choose(implementations, capability)
+                assert chosen is not None, "the portable one needs nothing"
                 node.meta[KERNEL_META] = chosen
                 log.add(self.name, node, "int8", f"{chosen.kernel_name}{_epilogue(node)}")
+            elif is_call(node, ATTENTION):
+                node.meta[KERNEL_META] = choose(TEMPLATES["attention", "cpu"], capability)
             elif is_call(node, *FLOAT_MATMULS) and _in_linear(node):
                 log.add(self.name, node, "kept", f"{value(node).dtype} matmul: no int8 weight")
 

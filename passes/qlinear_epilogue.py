@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from .. import attention as _attention  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from ..capability import Capability
 from .activation_patterns import match_activation
 from .base import PassLog, argument, is_call, replace_with, same_shape, value
 
 QLINEAR = torch.ops.qinductor.qlinear.default
+ATTENTION = torch.ops.qinductor.attention.default
 QUANTIZE = torch.ops.qinductor.quantize.default
 ADD = torch.ops.aten.add.Tensor
 
 
 def _float32_without(node: fx.Node, *names: str) -> bool:
-    """True for a float32 qlinear that has none of the named epilogue parts yet.
+    """True for a float32 result of an operator that has none of the named epilogue parts yet.
 
     An activation or a quantizer that reads a bfloat16 tensor sees a rounded value. Skipping that
     rounding would change the result, so only float32 outputs are fused into.
@@ -82,7 +84,7 @@ class FuseResidual:
 
     @staticmethod
     def _reason_against(add: fx.Node, linear: fx.Node, other: fx.Node) -> str | None:
-        if len(linear.users) != 1:
+        if len(linear.users) != 1 or other is linear:
             return "the sum is not the only reader of the linear's output"
         if not _float32_without(linear, "residual"):
             return f"output is {argument(linear, 'out_dtype')} or has a residual already"
@@ -99,7 +101,7 @@ class FuseResidual:
 
 
 class FuseRequantize:
-    """quantize(qlinear(x), s, z) → qlinear(x, out_dtype=uint8, …): the output is u8 in memory."""
+    """quantize(f(x), s, z) → f(x, out_dtype=uint8, …) for an int8 linear or attention f."""
 
     name = "fuse_requantize"
     optional = True
@@ -110,7 +112,7 @@ class FuseRequantize:
             if not is_call(node, QUANTIZE):
                 continue
             linear = node.args[0]
-            if not is_call(linear, QLINEAR):
+            if not is_call(linear, QLINEAR, ATTENTION):
                 continue
             if len(linear.users) != 1:
                 log.add(

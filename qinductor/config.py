@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -63,13 +64,15 @@ class QSimConfig:
         for name in self.disable:
             if name not in passes:
                 raise UnknownOptionError("pass that can be disabled", name, passes)
-        known = inductor_config.get_config_copy()
         for name in self.inductor:
-            if name not in known:
+            # Not get_config_copy(): it leaves out the options that are no part of the cache key.
+            try:
+                operator.attrgetter(name)(inductor_config)
+            except AttributeError:
                 raise ConfigError(
                     f"unknown Inductor option {name!r} in options['inductor']. Valid: the keys of "
-                    "torch._inductor.config.get_config_copy()."
-                )
+                    "torch._inductor.config.get_config_copy(), such as 'cpp_wrapper'."
+                ) from None
 
     def cache_key(self) -> str:
         """Text that changes whenever generated code may have to.

@@ -16,6 +16,8 @@ A code is uint8. A signed int8 activation ``s`` is carried as ``s + 128`` with z
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,12 +33,15 @@ MAX_K = (2**31 - 1) // (255 * 128)
 ZERO_POINT_S8 = 128
 """Zero point of a signed int8 code that is carried as uint8."""
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of activations."""
+
 _lib = torch.library.Library("qinductor", "DEF")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
+TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
 def _define(schema: str) -> None:
-    _lib.define(schema, tags=_TAGS)
+    _lib.define(schema, tags=TAGS)
 
 
 _define("quantize(Tensor x, Tensor inverse_scale, Tensor zero_point) -> Tensor")
@@ -52,6 +57,7 @@ _define(
     "ScalarType out_dtype=float, Tensor? out_inverse_scale=None, "
     "Tensor? out_zero_point=None) -> Tensor"
 )
+_define("inference_scale(Tensor scale, Tensor x) -> Tensor")
 _define("no_gradient(Tensor grad, str op, SymInt[] size) -> Tensor")
 
 
@@ -72,7 +78,11 @@ def quantize(x: Tensor, inverse_scale: Tensor, zero_point: Tensor) -> Tensor:
 
     Returns:
         uint8, the shape of ``x``. -inf gives 0, +inf gives 255. A NaN has no code; it gives 0.
+
+    Raises:
+        ConfigError: an argument is of another dtype or shape.
     """
+    _check_quantizer(x, inverse_scale, zero_point)
     codes = torch.round(x.float() * inverse_scale) + zero_point.to(torch.float32)
     return torch.nan_to_num(codes, nan=0.0).clamp(0, 255).to(torch.uint8)
 
@@ -101,6 +111,46 @@ def quantize_per_token(
     scale = (t.abs().amax(dim=-1, keepdim=True) / divisor).clamp_min(min_scale)
     codes = torch.round(t * torch.reciprocal(scale)).clamp(-128, 127) + ZERO_POINT_S8
     return torch.nan_to_num(codes, nan=0.0).to(torch.uint8), scale
+
+
+def inference_scale(scale: Tensor, x: Tensor) -> Tensor:
+    """Return a copy of a static ``scale`` through which a gradient of ``x`` is refused.
+
+    Codes are integers, so autograd ends at them: without this link a backward pass would silently
+    leave out whatever flows through a static int8 layer. Layers take it where ``x`` needs a
+    gradient; the passes remove it from every graph.
+    """
+    return scale.clone()
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], fits: bool, shape: str
+) -> None:
+    if tensor.dtype not in dtypes or not fits:
+        raise ConfigError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; it has to be "
+            f"{' or '.join(map(str, dtypes))} of shape {shape}."
+        )
+
+
+def _has_one_element(tensor: Tensor) -> bool:
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    count = tensor.numel()
+    return count == 1 if isinstance(count, int) else guard_or_false(count == 1)
+
+
+def _check_quantizer(
+    x: Tensor, inverse_scale: Tensor, zero_point: Tensor, prefix: str = ""
+) -> None:
+    one = _has_one_element(inverse_scale) and inverse_scale.dim() < 2
+    fits = one or tuple(inverse_scale.shape) == (x.shape[-1],)
+    _check_tensor("x", x, FLOATS, x.dim() > 0, "(..., K)")
+    _check_tensor(
+        f"{prefix}inverse_scale", inverse_scale, (torch.float32,), fits, "(), (1,) or (K,)"
+    )
+    one = _has_one_element(zero_point)
+    _check_tensor(f"{prefix}zero_point", zero_point, (torch.int32,), one, "() or (1,)")
 
 
 # ---------------------------------------------------------------- packed weights
@@ -143,9 +193,11 @@ def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """
     m, k = x.shape
     acc = torch.zeros((m, weight.shape[0]), dtype=torch.int32, device=x.device)
-    for start in range(0, k, 512):
-        stop = min(start + 512, k)
-        acc += (x[:, start:stop].float() @ weight[:, start:stop].float().t()).to(torch.int32)
+    # Autocast would have the product rounded to bfloat16.
+    with torch.autocast(x.device.type, enabled=False):
+        for start in range(0, k, 512):
+            stop = min(start + 512, k)
+            acc += (x[:, start:stop].float() @ weight[:, start:stop].float().t()).to(torch.int32)
     return acc
 
 
@@ -170,11 +222,14 @@ def qlinear(
         x_scale: float32, () or (1,), or (..., 1) for one scale a token.
         x_zero_point: int32, () or (1,).
         packed: int8, :func:`pack_weight` of the (N, K) weight.
-        w_scale: float32 (N,). w_sum: int32 (N,), the weight's sum over k.
-        bias: float (N,). residual: float (..., N).
+        w_scale: float32 (N,).
+        w_sum: int32 (N,), the weight's sum over k.
+        bias: float (N,).
+        residual: float (..., N).
         activation: a key of :data:`qinductor.activations.ACTIVATIONS`.
         out_dtype: float32, bfloat16, float16 or uint8.
-        out_inverse_scale, out_zero_point: as in :func:`quantize`; needed for uint8 and only then.
+        out_inverse_scale: as in :func:`quantize`; needed for uint8 and only then.
+        out_zero_point: as in :func:`quantize`; needed for uint8 and only then.
 
     Returns:
         ``out_dtype`` (..., N), contiguous.
@@ -182,7 +237,7 @@ def qlinear(
     n, k = w_scale.shape[0], x.shape[-1]
     rows = x.reshape(-1, k)
     acc = int_matmul(rows, unpack_weight(packed, n, k)) - x_zero_point * w_sum
-    per_row = x_scale.reshape(-1, 1) if x_scale.numel() > 1 else x_scale.reshape(())
+    per_row = x_scale.reshape(()) if x_scale.numel() == 1 else x_scale.reshape(-1, 1)
     y = acc.to(torch.float32) * per_row * w_scale
     if bias is not None:
         y = y + bias.float()
@@ -197,8 +252,13 @@ def qlinear(
 
 def _check_qlinear(
     x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
     packed: Tensor,
     w_scale: Tensor,
+    w_sum: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
     activation: str,
     out_dtype: torch.dtype,
     out_inverse_scale: Tensor | None,
@@ -228,9 +288,23 @@ def _check_qlinear(
         raise ConfigError(f"out_dtype={out_dtype} is not one of {', '.join(map(str, valid))}.")
     if (out_dtype is torch.uint8) != (out_inverse_scale is not None and out_zero_point is not None):
         raise ConfigError(
-            "out_inverse_scale and out_zero_point are needed for out_dtype=torch.uint8 and only then; "
-            f"got out_dtype={out_dtype}."
+            "out_inverse_scale and out_zero_point are needed for out_dtype=torch.uint8 and only "
+            f"then; got out_dtype={out_dtype}."
         )
+    # A template reads these by pointer: another shape would be read beyond its end.
+    f32, i32 = (torch.float32,), (torch.int32,)
+    per_token = x_scale.dim() > 0 and x_scale.numel() == x.numel() // k
+    _check_tensor("x_scale", x_scale, f32, per_token or _has_one_element(x_scale), "() or (..., 1)")
+    _check_tensor("x_zero_point", x_zero_point, i32, _has_one_element(x_zero_point), "() or (1,)")
+    _check_tensor("w_sum", w_sum, i32, tuple(w_sum.shape) == (n,), f"({n},)")
+    _check_tensor("w_scale", w_scale, f32, w_scale.dim() == 1, f"({n},)")
+    if bias is not None:
+        _check_tensor("bias", bias, FLOATS, tuple(bias.shape) == (n,), f"({n},)")
+    if residual is not None:
+        shape = (*x.shape[:-1], n)
+        _check_tensor("residual", residual, FLOATS, tuple(residual.shape) == shape, str(shape))
+    if out_inverse_scale is not None and out_zero_point is not None:
+        _check_quantizer(w_scale, out_inverse_scale, out_zero_point, "out_")
 
 
 def _qlinear_checked(
@@ -247,7 +321,10 @@ def _qlinear_checked(
     out_inverse_scale: Tensor | None = None,
     out_zero_point: Tensor | None = None,
 ) -> Tensor:
-    _check_qlinear(x, packed, w_scale, activation, out_dtype, out_inverse_scale, out_zero_point)
+    _check_qlinear(
+        x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
+        out_dtype, out_inverse_scale, out_zero_point,
+    )  # fmt: skip
     return qlinear(
         x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
         out_dtype, out_inverse_scale, out_zero_point,
@@ -265,6 +342,7 @@ for _name, _body in (
     ("unpack_weight", unpack_weight),
     ("qlinear", _qlinear_checked),
     ("no_gradient", _no_gradient),
+    ("inference_scale", inference_scale),
 ):
     _lib.impl(_name, _body, "CompositeExplicitAutograd")
 
@@ -274,7 +352,13 @@ for _name, _body in (
 
 @torch.library.register_fake("qinductor::quantize", lib=_lib)
 def _(x: Tensor, inverse_scale: Tensor, zero_point: Tensor) -> Tensor:
+    _check_quantizer(x, inverse_scale, zero_point)
     return torch.empty_like(x, dtype=torch.uint8)
+
+
+@torch.library.register_fake("qinductor::inference_scale", lib=_lib)
+def _(scale: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(scale)
 
 
 @torch.library.register_fake("qinductor::quantize_per_token", lib=_lib)
@@ -314,7 +398,10 @@ def _(
     out_inverse_scale: Tensor | None = None,
     out_zero_point: Tensor | None = None,
 ) -> Tensor:
-    _check_qlinear(x, packed, w_scale, activation, out_dtype, out_inverse_scale, out_zero_point)
+    _check_qlinear(
+        x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
+        out_dtype, out_inverse_scale, out_zero_point,
+    )  # fmt: skip
     return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
 
 
@@ -326,7 +413,9 @@ def _(grad: Tensor, op: str, size: list[int]) -> Tensor:
 # ---------------------------------------------------------------- autograd: a clear refusal
 
 
-def _register_refusal(name: str, differentiable: tuple[int, ...]) -> None:
+def register_refusal(
+    name: str, differentiable: tuple[int, ...], lib: torch.library.Library = _lib
+) -> None:
     """Give operator ``name`` a backward that traces, and raises when it is really run.
 
     A backward that raised while tracing would forbid compiling a forward pass whose backward is
@@ -340,9 +429,14 @@ def _register_refusal(name: str, differentiable: tuple[int, ...]) -> None:
             if i < len(inputs) and isinstance(inputs[i], Tensor)
         }
         ctx.count = len(inputs)
+        # A materialized gradient of codes would be a constant, and the refusal that reads it would
+        # be computed, and raise, in a compiled forward pass.
+        ctx.set_materialize_grads(False)
 
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
-        grad = next(g for g in grads if g is not None)
+        grad = next((g for g in grads if g is not None), None)
+        if grad is None:
+            return (None,) * ctx.count
         refuse = torch.ops.qinductor.no_gradient
         return tuple(
             refuse(grad, f"qinductor::{name}", ctx.sizes[i])
@@ -351,9 +445,10 @@ def _register_refusal(name: str, differentiable: tuple[int, ...]) -> None:
             for i in range(ctx.count)
         )
 
-    torch.library.register_autograd(f"qinductor::{name}", backward, setup_context=setup, lib=_lib)
+    torch.library.register_autograd(f"qinductor::{name}", backward, setup_context=setup, lib=lib)
 
 
-_register_refusal("quantize", (0, 1))
-_register_refusal("quantize_per_token", (0, 1))
-_register_refusal("qlinear", (1, 4, 6, 7))
+register_refusal("quantize", (0, 1))
+register_refusal("quantize_per_token", (0, 1))
+register_refusal("qlinear", (1, 4, 6, 7))
+register_refusal("inference_scale", (1,))

@@ -22,5 +22,15 @@ TEMPLATES: dict[tuple[str, str], tuple[Implementation, ...]] = {
             "qlinear", Isa.PORTABLE, ("int8_gemm.h", "int8_gemm_portable.h"), "Portable"
         ),
     ),
+    ("attention", "cpu"): (
+        Implementation(
+            "attention",
+            Isa.AVX512_VNNI,
+            ("int8_gemm.h", "int8_gemm_avx512_vnni.h", "attention_avx512_bf16.h"),
+            "Avx512Bf16Attention",
+            needs_bf16=True,
+            operands="bf16_bf16",
+        ),
+    ),
 }
 """(operator, device type) → implementations, in the order in which they are tried."""

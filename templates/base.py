@@ -20,22 +20,29 @@ class Implementation:
         isa: the instruction set the code needs.
         sources: names of the C++ files, in the order in which a kernel includes them.
         cpp_class: the struct in the last of them that a kernel instantiates.
+        needs_bf16: the code uses the bf16 dot products of AVX-512.
+        operands: the operands' types, as kernel names begin.
     """
 
     op: str
     isa: Isa
     sources: tuple[str, ...]
     cpp_class: str
+    needs_bf16: bool = False
+    operands: str = "u8_s8"
 
     @property
     def kernel_name(self) -> str:
         """<activation>_<weight>_<op>__<isa>, as the report names it."""
-        return f"u8_s8_{self.op}__{self.isa.value}"
+        return f"{self.operands}_{self.op}__{self.isa.value}"
+
+    def usable(self, capability: Capability) -> bool:
+        """True where the machine has what the code needs."""
+        return self.isa in capability.isas and (capability.avx512_bf16 or not self.needs_bf16)
 
 
-def choose(implementations: Sequence[Implementation], capability: Capability) -> Implementation:
-    """Return the first implementation whose instruction set is usable.
-
-    The portable one needs nothing, so there always is one.
-    """
-    return next(i for i in implementations if i.isa in capability.isas)
+def choose(
+    implementations: Sequence[Implementation], capability: Capability
+) -> Implementation | None:
+    """Return the first usable implementation, or None."""
+    return next((i for i in implementations if i.usable(capability)), None)

@@ -14,22 +14,25 @@ from torch._inductor import ir
 from torch._inductor import lowering as L
 from torch._inductor.virtualized import V
 
+from .. import attention as _attention  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
+from .. import packing as _packing  # noqa: F401 - defines packed_of
 from ..capability import Capability
 from ..ops import ZERO_POINT_S8
 from . import TEMPLATES
 from .base import KERNEL_META, Implementation, choose
+from .cpu.attention import AttentionTemplate
 from .cpu.qlinear import QLinearTemplate
 
 aten = torch.ops.aten
 qinductor = torch.ops.qinductor
 
 
-def _chosen_implementation() -> Implementation:
+def _implementation(op: str) -> Implementation | None:
     """What the pass chose for the node being lowered; the machine's best without our passes."""
     node = V.graph.current_node
     chosen = node.meta.get(KERNEL_META) if node is not None else None
-    return chosen or choose(TEMPLATES["qlinear", "cpu"], Capability.detect())
+    return chosen or choose(TEMPLATES[op, "cpu"], Capability.detect())
 
 
 def _aten(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +71,16 @@ def _quantize_per_token(
     return _codes(t, inverse, float(ZERO_POINT_S8)), scale
 
 
+@L.register_lowering(qinductor.packed_of.default, type_promotion_kind=None)
+def _packed_of(weights: Any, zero_points: Any) -> Any:
+    tensors = L.fallback_handler(qinductor.packed_of.default, add_to_fallback_set=False)(
+        weights, zero_points
+    )
+    # They belong to a cache: Inductor may not reuse their memory for another buffer.
+    V.graph.never_reuse_buffers.update(tensor.get_name() for tensor in tensors)
+    return tensors
+
+
 @L.register_lowering(qinductor.qlinear.default, type_promotion_kind=None)
 def _qlinear(
     x: Any,
@@ -101,8 +114,10 @@ def _qlinear(
         "out_zero_point": out_zero_point,
     }
     operands = {name: _contiguous(node) for name, node in given.items() if node is not None}
+    implementation = _implementation("qlinear")
+    assert implementation is not None, "the portable one needs nothing"
     template = QLinearTemplate(
-        _chosen_implementation(),
+        implementation,
         operands,
         ir.FixedLayout(x.get_device(), out_dtype, [m, n]),
         activation,
@@ -118,4 +133,57 @@ def _contiguous(node: Any) -> Any:
 
 def _has_many_elements(node: Any) -> bool:
     """True unless the tensor has one element whatever its symbols are."""
-    return sympy.Mul(*node.get_size()) != 1
+    return not V.graph.sizevars.statically_known_equals(sympy.Mul(*node.get_size()), 1)
+
+
+@L.register_lowering(qinductor.attention.default, type_promotion_kind=None)
+def _attention_lowering(
+    q: Any,
+    k: Any,
+    v: Any,
+    heads: int,
+    scale: float,
+    mask: Any = None,
+    causal: bool = False,
+    out_dtype: torch.dtype = torch.float32,
+    out_inverse_scale: Any = None,
+    out_zero_point: Any = None,
+) -> Any:
+    implementation = _implementation("attention")
+    if implementation is None:
+        eager = L.fallback_handler(qinductor.attention.default, add_to_fallback_set=False)
+        return eager(
+            q, k, v, heads, scale, mask, causal, out_dtype, out_inverse_scale, out_zero_point
+        )
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "out_inverse_scale": out_inverse_scale,
+        "out_zero_point": out_zero_point,
+    }
+    operands = {name: _contiguous(node) for name, node in given.items() if node is not None}
+    if mask is not None:
+        operands["mask"] = _mask_operand(mask, q, k)
+    *batch_and_length, last = q.get_size()
+    width = V.graph.sizevars.guard_int(last)
+    template = AttentionTemplate(
+        implementation,
+        operands,
+        # Head sizes are compile-time constants of the kernel; batch and lengths are not.
+        ir.FixedLayout(q.get_device(), out_dtype, [*batch_and_length, width]),
+        heads,
+        scale,
+        causal,
+        out_per_channel=out_inverse_scale is not None and _has_many_elements(out_inverse_scale),
+    )
+    return template.generate().output_node()
+
+
+def _mask_operand(mask: Any, q: Any, k: Any) -> Any:
+    """The additive mask with four dimensions, float32, its last dimension one row of keys."""
+    keys = k.get_size()[1]
+    mask = L.to_dtype(mask, torch.float32)
+    mask = L.view(mask, [1] * (4 - len(mask.get_size())) + list(mask.get_size()))
+    shape = [*mask.get_size()[:3], keys]
+    return _contiguous(L.expand(mask, shape))

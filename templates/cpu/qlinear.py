@@ -7,9 +7,7 @@ stays a run-time argument, so one kernel serves every batch and length.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +16,9 @@ from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 
-from ...activations import GELU_COEFFICIENTS, GELU_LIMIT, GELU_SEGMENTS_PER_UNIT
 from ..base import Implementation
+from .arguments import declare
+from .text import cpp_bool, gelu_table, sources
 
 ROW_LIMIT = 384
 """Most rows of one block. Measured at M = 1024, N and K of 768 and 3072: 192 to 516 rows run within
@@ -38,31 +37,6 @@ OPERANDS = (
     "out_zero_point",
 )
 """Names of the kernel's tensor arguments, in the order of the C++ struct ``Args``."""
-
-
-@functools.cache
-def source_text(name: str) -> str:
-    """Return the text of a C++ file beside this module."""
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def gelu_table() -> str:
-    """The coefficients of :mod:`qinductor.activations` as C++ constants."""
-    columns = ",\n".join(
-        "{" + ", ".join(f"{value!r}f" for value in column) + "}"
-        for column in zip(*GELU_COEFFICIENTS, strict=True)
-    )
-    return f"""\
-#ifndef QINDUCTOR_GELU_TABLE
-#define QINDUCTOR_GELU_TABLE
-namespace qinductor {{
-constexpr float kGeluLimit = {GELU_LIMIT!r}f, kGeluSegmentsPerUnit = {GELU_SEGMENTS_PER_UNIT!r}f;
-alignas(64) constexpr float kGelu[5][16] = {{
-{columns}
-}};
-}}
-#endif
-"""
 
 
 class QLinearTemplate(CppTemplate):  # type: ignore[misc]
@@ -104,34 +78,34 @@ class QLinearTemplate(CppTemplate):  # type: ignore[misc]
     ) -> str:
         assert not epilogue_nodes, "config.epilogue_fusion is off: our passes fuse into arguments"
         output = template_buffer_node if template_buffer_node is not None else self.output_node
-        signature = kernel.def_kernel(inputs=self.operands, outputs={"out": output})
+        signature, pointers = declare(kernel, self.operands, output)
         rows, n = output.get_size()
         k = self.operands["x"].get_size()[-1]
         m = kernel.size(output, 0)
-        problem = f"Problem_{self.index}"
-        arguments = ", ".join(
-            (f"{name}" if name in self.operands else "nullptr") for name in OPERANDS
-        )
+        # Inductor puts the kernel's name in: equal layers have equal texts and share one kernel, and
+        # under cpp_wrapper, which writes all kernels into one file, the names differ.
+        problem = f"Problem_{kernel.kernel_name}"
+        arguments = ", ".join(pointers.get(name, "nullptr") for name in OPERANDS)
         return f"""\
 {self.header().getvalue()}
 {gelu_table()}
-{"".join(source_text(name) for name in self.implementation.sources)}
+{sources(self.implementation)}
 // {self.implementation.kernel_name}
 struct {problem} {{
   using Bias = {self._ctype("bias")};
   using Residual = {self._ctype("residual")};
   using Out = {DTYPE_TO_CPP[self.layout.dtype]};
   static constexpr int64_t N = {int(n)}, K = {int(k)};
-  static constexpr bool per_token = {_cpp(self.per_token)};
-  static constexpr bool has_bias = {_cpp("bias" in self.operands)};
-  static constexpr bool has_residual = {_cpp("residual" in self.operands)};
-  static constexpr bool requantizes = {_cpp(self.layout.dtype is torch.uint8)};
-  static constexpr bool out_per_channel = {_cpp(self.out_per_channel)};
+  static constexpr bool per_token = {cpp_bool(self.per_token)};
+  static constexpr bool has_bias = {cpp_bool("bias" in self.operands)};
+  static constexpr bool has_residual = {cpp_bool("residual" in self.operands)};
+  static constexpr bool requantizes = {cpp_bool(self.layout.dtype is torch.uint8)};
+  static constexpr bool out_per_channel = {cpp_bool(self.out_per_channel)};
   static constexpr auto activation = qinductor::Activation::{self.activation};
 }};
 extern "C" {signature}
 {{
-  {kernel.maybe_codegen_profile()}
+  {kernel.maybe_codegen_profile(f"{self.implementation.kernel_name}_{n}_{k}")}
   qinductor::gemm<qinductor::{self.implementation.cpp_class}, {problem}>(
       {{{arguments}, out}}, {m}, {ROW_LIMIT});
 }}
@@ -140,7 +114,3 @@ extern "C" {signature}
     def _ctype(self, name: str) -> str:
         node = self.operands.get(name)
         return "float" if node is None else str(DTYPE_TO_CPP[node.get_dtype()])
-
-
-def _cpp(value: bool) -> str:
-    return "true" if value else "false"
