@@ -27,10 +27,17 @@ _SOURCES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """An activation in a graph: its name and the node of its result."""
+    """An activation in a graph.
+
+    Attributes:
+        name: which one.
+        output: the node of its result.
+        read_elsewhere: its input, or a step of its computation, has a reader outside of it.
+    """
 
     name: str
     output: fx.Node
+    read_elsewhere: bool
 
 
 @functools.cache
@@ -50,20 +57,22 @@ def _patterns() -> dict[str, tuple[fx.Graph, ...]]:
 
 
 def match_activation(source: fx.Node) -> Found | None:
-    """Find the activation that is all that reads ``source``; None where there is none."""
-    for name, graphs in _patterns().items():
-        for graph in graphs:
-            bound = _bind(graph, source)
-            if bound is not None:
-                return Found(name, bound)
-    return None
+    """Find the activation of ``source``, best one that is all that reads it; None without one."""
+    found = [
+        Found(name, *bound)
+        for name, graphs in _patterns().items()
+        for graph in graphs
+        if (bound := _bind(graph, source)) is not None
+    ]
+    return min(found, key=lambda f: f.read_elsewhere, default=None)
 
 
-def _bind(pattern: fx.Graph, source: fx.Node) -> fx.Node | None:
-    """Walk ``pattern`` forwards from ``source``; return the node bound to the pattern's result.
+def _bind(pattern: fx.Graph, source: fx.Node) -> tuple[fx.Node, bool] | None:
+    """Walk ``pattern`` forwards from ``source``, one counterpart a node.
 
-    Every pattern node must have one counterpart with the same operator and arguments. No
-    counterpart but the last may be read from outside, or it could not be removed.
+    Returns:
+        The node bound to the pattern's result, and whether a counterpart before it is read from
+        outside and so could not be removed. None where the pattern is not there.
     """
     placeholder, *body, output = pattern.nodes
     bound: dict[Any, Any] = {placeholder: source}
@@ -90,10 +99,7 @@ def _bind(pattern: fx.Graph, source: fx.Node) -> fx.Node | None:
     (result,) = output.args
     inner = {real for real in bound.values() if real is not bound[result]}
     known = set(bound.values())
-    if any(user not in known for real in inner for user in real.users):
-        return None
-    found: fx.Node = bound[result]
-    return found
+    return bound[result], any(user not in known for real in inner for user in real.users)
 
 
 def _equal(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:

@@ -10,6 +10,7 @@ from torch import fx
 
 from .. import attention as _attention  # noqa: F401 - defines the operator
 from ..capability import Capability
+from ..smoothquant import attention as _padded  # noqa: F401 - defines padded_sdpa
 from ..templates import TEMPLATES
 from ..templates.base import choose
 from .base import PassLog, argument, is_call, value
@@ -17,6 +18,7 @@ from .base import PassLog, argument, is_call, value
 QLINEAR = torch.ops.qinductor.qlinear.default
 ATTENTION = torch.ops.qinductor.attention.default
 SDPA = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+PADDED = torch.ops.qinductor.padded_sdpa.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 PERMUTE = torch.ops.aten.permute.default
 CLONE = torch.ops.aten.clone.default
@@ -42,7 +44,7 @@ class FuseAttention:
     def run(self, graph: fx.Graph, capability: Capability, log: PassLog) -> None:
         """See the class."""
         for node in list(graph.nodes):
-            if not is_call(node, SDPA):
+            if not is_call(node, SDPA, PADDED):
                 continue
             try:
                 self._rewrite(graph, node, capability)
@@ -60,7 +62,8 @@ class FuseAttention:
     def _rewrite(self, graph: fx.Graph, sdpa: fx.Node, capability: Capability) -> None:
         if choose(TEMPLATES["attention", "cpu"], capability) is None:
             raise _Refused("no kernel for this CPU: it needs avx512_bf16")
-        if argument(sdpa, "dropout_p") != 0.0:
+        plain = sdpa.target is SDPA
+        if plain and argument(sdpa, "dropout_p") != 0.0:
             raise _Refused("it has dropout")
         projections = [_projection(argument(sdpa, name)) for name in ("query", "key", "value")]
         result, heads = _result(sdpa)
@@ -68,13 +71,13 @@ class FuseAttention:
         size = value(projections[0]).shape[-1] // heads
         if not isinstance(size, int) or size % 2 or size > MAX_HEAD_SIZE:
             raise _Refused(f"head size {size} is odd or above {MAX_HEAD_SIZE}")
-        mask = argument(sdpa, "attn_mask")
+        mask = argument(sdpa, "attn_mask" if plain else "mask")
         with graph.inserting_before(result):
             q, k, v = (_in_bfloat16(graph, p) for p in projections)
             new = graph.call_function(
                 ATTENTION,
                 (q, k, v, heads, size**-0.5 if scale is None else scale, mask),
-                {"causal": bool(argument(sdpa, "is_causal"))},
+                {"causal": plain and bool(argument(sdpa, "is_causal"))},
             )
         new.meta = {**result.meta, "nn_module_stack": sdpa.meta.get("nn_module_stack", {})}
         new.kwargs = {**new.kwargs, "out_dtype": value(result).dtype}
@@ -84,7 +87,7 @@ class FuseAttention:
 
 def _in_bfloat16(graph: fx.Graph, linear: fx.Node) -> fx.Node:
     """A call of the same linear that writes bfloat16."""
-    names = [arg.name for arg in linear.target._schema.arguments]  # type: ignore[union-attr]
+    names = [arg.name for arg in linear.target._schema.arguments]
     arguments = {n: argument(linear, n) for n in names} | {"out_dtype": torch.bfloat16}
     new = graph.call_function(QLINEAR, tuple(arguments[n] for n in names))
     new.meta = {**linear.meta, "val": value(linear).to(torch.bfloat16)}
@@ -113,15 +116,21 @@ def _projection(node: Any) -> fx.Node:
 
 def _result(sdpa: fx.Node) -> tuple[fx.Node, int]:
     """The node where the heads lie side by side again, and their number."""
-    users = list(sdpa.users)
-    if len(users) != 1 or not is_call(users[0], operator.getitem) or users[0].args[1] != 0:
-        raise _Refused("more than the attention's output is read")
-    node = users[0]
+    node = sdpa
+    if sdpa.target is SDPA:
+        users = list(sdpa.users)
+        if len(users) != 1 or not is_call(users[0], operator.getitem) or users[0].args[1] != 0:
+            raise _Refused("more than the attention's output is read")
+        node = users[0]
     heads = value(node).shape[1]
     if not isinstance(heads, int):
         raise _Refused("the number of heads is not known")
     query, key = value(argument(sdpa, "query")), value(argument(sdpa, "key"))
-    if not isinstance(key.shape[1], int) or key.shape[1] != heads or query.shape[-1] != key.shape[-1]:
+    if (
+        not isinstance(key.shape[1], int)
+        or key.shape[1] != heads
+        or query.shape[-1] != key.shape[-1]
+    ):
         raise _Refused("keys have another number or size of heads than queries")
     steps = [(PERMUTE,), VIEWS]
     while steps:

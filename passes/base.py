@@ -94,7 +94,7 @@ def same_shape(a: fx.Node, b: fx.Node) -> bool:
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """Value of the operator argument called ``name``, given by position, by keyword or by default."""
+    """Value of the argument called ``name``, given by position, by keyword or by default."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for position, arg in enumerate(node.target._schema.arguments):
         if arg.name == name:

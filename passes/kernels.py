@@ -21,7 +21,10 @@ FLOAT_MATMULS = (
 
 
 class ChooseKernels:
-    """Choose the template of each int8 linear. It cannot be disabled: it is what the report lists."""
+    """Choose the template of each int8 linear.
+
+    It cannot be disabled: it is what the report lists.
+    """
 
     name = "choose_kernels"
     optional = False

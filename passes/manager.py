@@ -14,7 +14,7 @@ from . import PASSES
 from .base import Entry, PassLog
 
 
-class QSimPasses(CustomGraphPass):  # type: ignore[misc]
+class QSimPasses(CustomGraphPass):
     """Runs :data:`PASSES` in order and hands what they did to ``report``.
 
     Inductor skips it when it finds the compiled graph in its cache; ``report`` is not called then.

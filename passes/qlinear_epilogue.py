@@ -8,13 +8,14 @@ from torch import fx
 from .. import attention as _attention  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from ..capability import Capability
-from .activation_patterns import match_activation
+from .activation_patterns import Found, match_activation
 from .base import PassLog, argument, is_call, replace_with, same_shape, value
 
 QLINEAR = torch.ops.qinductor.qlinear.default
 ATTENTION = torch.ops.qinductor.attention.default
 QUANTIZE = torch.ops.qinductor.quantize.default
 ADD = torch.ops.aten.add.Tensor
+CONVERT = torch.ops.prims.convert_element_type.default
 
 
 def _float32_without(node: fx.Node, *names: str) -> bool:
@@ -40,7 +41,7 @@ class FuseActivation:
         for node in list(graph.nodes):
             if not is_call(node, QLINEAR):
                 continue
-            found = match_activation(node)
+            found = match_activation(node) or self._of_widened(node)
             if found is None:
                 continue
             if not _float32_without(node, "activation", "residual"):
@@ -52,9 +53,18 @@ class FuseActivation:
                     "part of the result",
                 )
                 continue
+            if found.read_elsewhere:
+                log.add(self.name, node, "refused", f"the input of {found.name} has other readers")
+                continue
             replace_with(graph, found.output, node, activation=found.name)
             graph.eliminate_dead_code()
             log.add(self.name, node, "fused", f"{found.name} in the epilogue")
+
+    @staticmethod
+    def _of_widened(node: fx.Node) -> Found | None:
+        """An activation of a 16-bit output, whose decomposition computes in float32."""
+        widened = (u for u in node.users if is_call(u, CONVERT) and value(u).dtype is torch.float32)
+        return next((f for u in widened if (f := match_activation(u)) is not None), None)
 
 
 class FuseResidual:
@@ -115,9 +125,7 @@ class FuseRequantize:
             if not is_call(linear, QLINEAR, ATTENTION):
                 continue
             if len(linear.users) != 1:
-                log.add(
-                    self.name, linear, "refused", "the float output has other readers as well"
-                )
+                log.add(self.name, linear, "refused", "the float output has other readers as well")
                 continue
             if not _float32_without(linear):
                 log.add(

@@ -1,4 +1,4 @@
-"""Recognize how torchao quantizes the activation of an int8 linear, and add our quantizer for it."""
+"""Recognize how torchao quantizes the activation of an int8 linear; add our quantizer for it."""
 
 from __future__ import annotations
 

@@ -10,22 +10,124 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backend import inductor_options, qsim
-    from .capability import Capability, Isa
-    from .config import QSimConfig
-    from .errors import (
-        BackwardThroughInt8Error,
-        CalibrationError,
-        CapabilityError,
-        CompilerMissingError,
-        ConfigError,
-        ConversionError,
-        ModelError,
-        QInductorError,
-        SavedModelError,
+    # `X as X` tells type checkers that the name is exported.
+    from .backend import (
+        inductor_options as inductor_options,
     )
-    from .report import Report, explain
-    from .smoothquant import SmoothQuantConfig, convert, load, prepare, quantize_model, save
+    from .backend import (
+        qsim as qsim,
+    )
+    from .capability import (
+        Capability as Capability,
+    )
+    from .capability import (
+        Isa as Isa,
+    )
+    from .config import (
+        QSimConfig as QSimConfig,
+    )
+    from .errors import (
+        BackwardThroughInt8Error as BackwardThroughInt8Error,
+    )
+    from .errors import (
+        CalibrationError as CalibrationError,
+    )
+    from .errors import (
+        CapabilityError as CapabilityError,
+    )
+    from .errors import (
+        CompilerMissingError as CompilerMissingError,
+    )
+    from .errors import (
+        ConfigError as ConfigError,
+    )
+    from .errors import (
+        ConversionError as ConversionError,
+    )
+    from .errors import (
+        ModelError as ModelError,
+    )
+    from .errors import (
+        QInductorError as QInductorError,
+    )
+    from .errors import (
+        SavedModelError as SavedModelError,
+    )
+    from .numerics import (
+        MX as MX,
+    )
+    from .numerics import (
+        NVFP4 as NVFP4,
+    )
+    from .numerics import (
+        BlockFloatingPoint as BlockFloatingPoint,
+    )
+    from .numerics import (
+        FixedPoint as FixedPoint,
+    )
+    from .numerics import (
+        FloatingPoint as FloatingPoint,
+    )
+    from .numerics import (
+        Integer as Integer,
+    )
+    from .numerics import (
+        Posit as Posit,
+    )
+    from .numerics import (
+        Quantizer as Quantizer,
+    )
+    from .numerics import (
+        Rounding as Rounding,
+    )
+    from .numerics import (
+        Table as Table,
+    )
+    from .numerics import (
+        compare as compare,
+    )
+    from .numerics import (
+        decode as decode,
+    )
+    from .numerics import (
+        describe as describe,
+    )
+    from .numerics import (
+        encode as encode,
+    )
+    from .numerics import (
+        quantize as quantize,
+    )
+    from .numerics import (
+        quantize_ as quantize_,
+    )
+    from .report import (
+        Report as Report,
+    )
+    from .report import (
+        explain as explain,
+    )
+    from .smoothquant import (
+        SmoothQuantConfig as SmoothQuantConfig,
+    )
+    from .smoothquant import (
+        convert as convert,
+    )
+    from .smoothquant import (
+        from_torchao as from_torchao,
+    )
+    from .smoothquant import (
+        load as load,
+    )
+    from .smoothquant import (
+        prepare as prepare,
+    )
+    from .smoothquant import (
+        quantize_model as quantize_model,
+    )
+    from .smoothquant import (
+        save as save,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,10 +146,29 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "QInductorError",
         "SavedModelError",
     ),
+    "numerics": (
+        "BlockFloatingPoint",
+        "FixedPoint",
+        "FloatingPoint",
+        "Integer",
+        "MX",
+        "NVFP4",
+        "Posit",
+        "Quantizer",
+        "Rounding",
+        "Table",
+        "compare",
+        "decode",
+        "describe",
+        "encode",
+        "quantize",
+        "quantize_",
+    ),
     "report": ("Report", "explain"),
     "smoothquant": (
         "SmoothQuantConfig",
         "convert",
+        "from_torchao",
         "load",
         "prepare",
         "quantize_model",
@@ -56,7 +177,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604 - the names are the values of one table
+__all__ = [
     "__version__",
     *_HOME_OF,
 ]

@@ -48,7 +48,7 @@ GELU_COEFFICIENTS: tuple[tuple[float, float, float, float, float], ...] = (
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x * Phi(x) by the module's polynomial. x: float32, any shape. NaN gives NaN."""
+    """X * Phi(x) by the module's polynomial. x: float32, any shape. NaN gives NaN."""
     table = torch.tensor(GELU_COEFFICIENTS, dtype=torch.float32, device=x.device)
     magnitude = x.abs()
     u = magnitude.clamp_max(GELU_LIMIT) * GELU_SEGMENTS_PER_UNIT

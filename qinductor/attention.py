@@ -44,13 +44,17 @@ def attention(
     """Multi-head attention on tensors whose heads lie side by side.
 
     Args:
-        q: bfloat16 (B, Sq, heads * D). k, v: bfloat16 (B, Sk, heads * D).
+        q: bfloat16 (B, Sq, heads * D).
+        k: bfloat16 (B, Sk, heads * D).
+        v: bfloat16 (B, Sk, heads * D).
         heads: number of heads.
         scale: factor of the scores.
-        mask: float32, added to the scores; broadcasts to (B, heads, Sq, Sk).
+        mask: float, added to the scores, or bool, True where a key is seen; broadcasts to
+            (B, heads, Sq, Sk).
         causal: query i sees the keys 0 … i.
         out_dtype: float32, bfloat16 or uint8.
-        out_inverse_scale, out_zero_point: as in :func:`qinductor.ops.quantize`; with uint8 only.
+        out_inverse_scale: as in :func:`qinductor.ops.quantize`; with uint8 only.
+        out_zero_point: likewise.
 
     Returns:
         ``out_dtype`` (B, Sq, heads * D).
@@ -59,7 +63,9 @@ def attention(
     split = (q.shape[0], -1, heads, q.shape[-1] // heads)
     qh, kh, vh = (t.float().view(split).transpose(1, 2) for t in (q, k, v))
     scores = qh @ kh.transpose(-1, -2) * scale
-    if mask is not None:
+    if mask is not None and mask.dtype is torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
         scores = scores + mask
     if causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -87,8 +93,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, heads: int, out_dtype: torch.dtype) 
         raise ConfigError(f"out_dtype={out_dtype} is not one of {', '.join(map(str, valid))}.")
 
 
-@torch.library.register_fake("qinductor::attention", lib=_lib)
-def _(
+def _fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -105,4 +110,5 @@ def _(
 
 
 _lib.impl("attention", attention, "CompositeExplicitAutograd")
+torch.library.register_fake("qinductor::attention", _fake, lib=_lib)
 register_refusal("attention", (0, 1, 2), _lib)

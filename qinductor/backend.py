@@ -6,7 +6,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -47,21 +47,16 @@ def qsim(
     config = QSimConfig.from_options(options)
     capability = Capability.detect(config.isa)
     patches = {**mode_options(mode), **config.inductor}
-    record = GraphRecord(
-        inputs=tuple(weakref.ref(t) for t in example_inputs if isinstance(t, torch.Tensor)),
-        isa=capability.isa.value,
-        graph_break=_break_reason(gm),
-    )
+    record = GraphRecord(inputs=[], isa=capability.isa.value, graph_break=_break_reason(gm))
+    record.called_with(example_inputs)
     stored_at = _entries_path(gm, example_inputs, config, capability)
 
     def compile_with(**more: Any) -> Compiled:
         from torch._inductor.compile_fx import compile_fx
 
         ours = _patches(config, capability, record.add)
-        compiled: Compiled = compile_fx(
-            gm, list(example_inputs), config_patches={**patches, **ours, **more}
-        )
-        return compiled
+        compiled = compile_fx(gm, list(example_inputs), config_patches={**patches, **ours, **more})
+        return cast(Compiled, compiled)
 
     compiled = compile_with()
     if record.passes_ran:
@@ -80,7 +75,7 @@ def qsim(
     RECORDS.open(record)
 
     def run(*args: Any) -> Any:
-        record.count_call()
+        record.count_call(args)
         return compiled(*args)
 
     return run
@@ -90,7 +85,8 @@ def inductor_options(**options: Any) -> dict[str, Any]:
     """Options that make stock Inductor run this package's passes: a plugin instead of a backend.
 
     ``torch.compile(model, options=qinductor.inductor_options())``. The arguments are the fields of
-    :class:`qinductor.QSimConfig`. Calls are not counted in the report of a model compiled so.
+    :class:`qinductor.QSimConfig`. The report of a model compiled so counts no calls, and is empty
+    where Inductor found the graph in its cache, since the passes do not run then.
     """
     config = QSimConfig.from_options(options)
     capability = Capability.detect(config.isa)
@@ -120,9 +116,10 @@ def _plugin_reporter(capability: Capability) -> Reporter:
 
     def report(entries: list[Any]) -> None:
         context = torch._guards.TracingContext.try_get()
-        tensors = (context.params_flat if context is not None else None) or ()
+        # Keyed by every real tensor that Dynamo traced, parameters and buffers among them.
+        tensors = context.tensor_to_context.keys() if context is not None else ()
         record = GraphRecord(
-            inputs=tuple(weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)),
+            inputs=[weakref.ref(t) for t in tensors],
             isa=capability.isa.value,
             counts_calls=False,
         )

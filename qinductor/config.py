@@ -29,10 +29,11 @@ class QSimConfig:
     def __post_init__(self) -> None:
         if self.isa is not None:
             object.__setattr__(self, "isa", Isa.parse(self.isa))
-        if isinstance(self.disable, str):
+        disable: object = self.disable
+        if isinstance(disable, str):
             raise ConfigError(
-                f"disable={self.disable!r} is a string. Give a tuple of pass names: "
-                f"disable=({self.disable!r},)."
+                f"disable={disable!r} is a string. Give a tuple of pass names: "
+                f"disable=({disable!r},)."
             )
         object.__setattr__(self, "disable", tuple(sorted(set(self.disable))))
         object.__setattr__(self, "inductor", dict(self.inductor))

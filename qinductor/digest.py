@@ -1,7 +1,7 @@
 """One cache key of everything that decides what code is generated.
 
-Inductor caches compiled graphs by the graph and by the ``uuid()`` of custom passes. Neither sees the
-text of a template or a lowering, so every ``uuid()`` of this package is the digest of all its files.
+Inductor caches compiled graphs by the graph and by the ``uuid()`` of custom passes. Neither sees
+the text of a template or a lowering, so every ``uuid()`` here is the digest of all our files.
 """
 
 from __future__ import annotations

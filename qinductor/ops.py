@@ -16,7 +16,8 @@ A code is uint8. A signed int8 activation ``s`` is carried as ``s + 128`` with z
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ ZERO_POINT_S8 = 128
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of activations."""
 
+_Fake = TypeVar("_Fake", bound=Callable[..., Any])
 _lib = torch.library.Library("qinductor", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
 
@@ -140,11 +142,29 @@ def _has_one_element(tensor: Tensor) -> bool:
     return count == 1 if isinstance(count, int) else guard_or_false(count == 1)
 
 
+def _has_shape(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """True if the shapes are equal. Sizes not known yet are compared when the code runs."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    sizes: Sequence[Any] = tensor.shape
+    if len(sizes) != len(shape):
+        return False
+    for size, wanted in zip(sizes, shape, strict=True):
+        if isinstance(size, int) and isinstance(wanted, int):
+            if size != wanted:
+                return False
+        elif guard_or_true(size == wanted):
+            torch._check(size == wanted)
+        else:
+            return False
+    return True
+
+
 def _check_quantizer(
     x: Tensor, inverse_scale: Tensor, zero_point: Tensor, prefix: str = ""
 ) -> None:
     one = _has_one_element(inverse_scale) and inverse_scale.dim() < 2
-    fits = one or tuple(inverse_scale.shape) == (x.shape[-1],)
+    fits = one or _has_shape(inverse_scale, x.shape[-1:])
     _check_tensor("x", x, FLOATS, x.dim() > 0, "(..., K)")
     _check_tensor(
         f"{prefix}inverse_scale", inverse_scale, (torch.float32,), fits, "(), (1,) or (K,)"
@@ -293,16 +313,17 @@ def _check_qlinear(
         )
     # A template reads these by pointer: another shape would be read beyond its end.
     f32, i32 = (torch.float32,), (torch.int32,)
-    per_token = x_scale.dim() > 0 and x_scale.numel() == x.numel() // k
-    _check_tensor("x_scale", x_scale, f32, per_token or _has_one_element(x_scale), "() or (..., 1)")
+    lead = x.shape[:-1]
+    fits = _has_one_element(x_scale) or _has_shape(x_scale, (*lead, 1))
+    _check_tensor("x_scale", x_scale, f32, fits, f"() or {(*lead, 1)}")
     _check_tensor("x_zero_point", x_zero_point, i32, _has_one_element(x_zero_point), "() or (1,)")
-    _check_tensor("w_sum", w_sum, i32, tuple(w_sum.shape) == (n,), f"({n},)")
+    _check_tensor("w_sum", w_sum, i32, _has_shape(w_sum, (n,)), f"({n},)")
     _check_tensor("w_scale", w_scale, f32, w_scale.dim() == 1, f"({n},)")
     if bias is not None:
-        _check_tensor("bias", bias, FLOATS, tuple(bias.shape) == (n,), f"({n},)")
+        _check_tensor("bias", bias, FLOATS, _has_shape(bias, (n,)), f"({n},)")
     if residual is not None:
-        shape = (*x.shape[:-1], n)
-        _check_tensor("residual", residual, FLOATS, tuple(residual.shape) == shape, str(shape))
+        shape = (*lead, n)
+        _check_tensor("residual", residual, FLOATS, _has_shape(residual, shape), str(shape))
     if out_inverse_scale is not None and out_zero_point is not None:
         _check_quantizer(w_scale, out_inverse_scale, out_zero_point, "out_")
 
@@ -350,18 +371,28 @@ for _name, _body in (
 # ---------------------------------------------------------------- fakes: shapes and dtypes
 
 
-@torch.library.register_fake("qinductor::quantize", lib=_lib)
+def _fake(name: str) -> Callable[[_Fake], _Fake]:
+    """Register the decorated function as what tells shape and dtype of operator ``name``."""
+
+    def register(function: _Fake) -> _Fake:
+        torch.library.register_fake(f"qinductor::{name}", function, lib=_lib)
+        return function
+
+    return register
+
+
+@_fake("quantize")
 def _(x: Tensor, inverse_scale: Tensor, zero_point: Tensor) -> Tensor:
     _check_quantizer(x, inverse_scale, zero_point)
     return torch.empty_like(x, dtype=torch.uint8)
 
 
-@torch.library.register_fake("qinductor::inference_scale", lib=_lib)
+@_fake("inference_scale")
 def _(scale: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(scale)
 
 
-@torch.library.register_fake("qinductor::quantize_per_token", lib=_lib)
+@_fake("quantize_per_token")
 def _(
     x: Tensor,
     multiplier: Tensor | None = None,
@@ -373,17 +404,17 @@ def _(
     )
 
 
-@torch.library.register_fake("qinductor::pack_weight", lib=_lib)
+@_fake("pack_weight")
 def _(weight: Tensor) -> Tensor:
     return weight.new_empty(packed_shape(*weight.shape))
 
 
-@torch.library.register_fake("qinductor::unpack_weight", lib=_lib)
+@_fake("unpack_weight")
 def _(packed: Tensor, n: int, k: int) -> Tensor:
     return packed.new_empty((n, k))
 
 
-@torch.library.register_fake("qinductor::qlinear", lib=_lib)
+@_fake("qlinear")
 def _(
     x: Tensor,
     x_scale: Tensor,
@@ -405,7 +436,7 @@ def _(
     return x.new_empty((*x.shape[:-1], w_scale.shape[0]), dtype=out_dtype)
 
 
-@torch.library.register_fake("qinductor::no_gradient", lib=_lib)
+@_fake("no_gradient")
 def _(grad: Tensor, op: str, size: list[int]) -> Tensor:
     return grad.new_empty(size)
 

@@ -1,7 +1,7 @@
 """What was fused, what runs as int8, what was left alone, and why.
 
-The backend opens one :class:`GraphRecord` for every graph it compiles; :func:`explain` gathers those
-of one compiled model into a :class:`Report`.
+The backend opens one :class:`GraphRecord` for every graph it compiles; :func:`explain` gathers
+those of one compiled model into a :class:`Report`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import CellType
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ class GraphRecord:
     """One compiled graph.
 
     Attributes:
-        inputs: the tensors the graph was compiled with, weakly: how it is found by its model.
+        inputs: the tensors the graph was compiled and called with, weakly: how it is found by its
+            model.
         isa: name of the instruction set that templates were capped to.
         graph_break: why Dynamo ended the graph here, or None.
         entries: what the passes did; empty until they ran or their entries were read back.
@@ -33,7 +35,7 @@ class GraphRecord:
         counts_calls: the graph is called through the backend, which counts.
     """
 
-    inputs: tuple[weakref.ref[torch.Tensor], ...]
+    inputs: list[weakref.ref[torch.Tensor]]
     isa: str
     graph_break: str | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -41,10 +43,32 @@ class GraphRecord:
     from_cache: bool = False
     counts_calls: bool = True
     _calls: Iterator[int] = field(default_factory=itertools.count)
+    _marker: int | None = None
+    _marked: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
 
-    def count_call(self) -> None:
-        """Add one call. One step of an iterator, which is atomic between threads."""
+    def count_call(self, args: Sequence[Any]) -> None:
+        """Add one call. One step of an iterator, which is atomic between threads.
+
+        Dynamo runs one graph for all modules of a class. The first weight tells which one it is;
+        at a weight that was not seen before, the graph becomes that module's as well.
+        """
         next(self._calls)
+        if self._marker is None:
+            return
+        weight = args[self._marker]
+        known = self._marked.get(id(weight))
+        if known is None or known() is not weight:
+            self.called_with(args)
+
+    def called_with(self, args: Sequence[Any]) -> None:
+        """Remember the tensors among ``args`` as inputs of this graph."""
+        refs = {i: weakref.ref(t) for i, t in enumerate(args) if isinstance(t, torch.Tensor)}
+        if self._marker is None:
+            weights = (i for i in refs if _is_weight(args[i]))
+            self._marker = next(weights, None)
+        self.inputs = [ref for ref in self.inputs if ref() is not None] + list(refs.values())
+        if self._marker is not None:
+            self._marked[id(args[self._marker])] = refs[self._marker]
 
     @property
     def calls(self) -> int | None:
@@ -52,16 +76,33 @@ class GraphRecord:
         if not self.counts_calls:
             return None
         # A counter's pickled form names its next value, without taking it.
-        return int(self._calls.__reduce__()[1][0])  # type: ignore[index]
+        return int(self._calls.__reduce__()[1][0])
 
     def add(self, entries: list[Entry]) -> None:
         """Take over what the passes report for one (forward or backward) graph."""
         self.passes_ran = True
         self.entries.extend(entries)
 
+    def named(self, action: str, child: str) -> str | None:
+        """Detail of the entry about module ``child``; None where there is none.
+
+        A site is relative to what was compiled, a layer perhaps, and ``child`` to what is
+        explained.
+        """
+        sites = [e for e in self.entries if e.action == action and _is_about(e, child)]
+        return max(sites, key=lambda e: len(e.site)).detail if sites else None
+
     def reads(self, tensors: set[int]) -> bool:
         """True if one of the graph's inputs is among ``tensors`` (ids of living tensors)."""
         return any(id(t) in tensors for ref in self.inputs if (t := ref()) is not None)
+
+
+def _is_about(entry: Entry, name: str) -> bool:
+    return f".{name}".endswith(f".{entry.site}") or f".{entry.site}".endswith(f".{name}")
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    return tensor.dtype is torch.int8 or isinstance(tensor, torch.nn.Parameter)
 
 
 class _Records:
@@ -73,9 +114,7 @@ class _Records:
 
     def open(self, record: GraphRecord) -> None:
         with self._lock:
-            self._records = [
-                r for r in self._records if any(ref() is not None for ref in r.inputs)
-            ]
+            self._records = [r for r in self._records if any(ref() is not None for ref in r.inputs)]
             self._records.append(record)
 
     def of(self, tensors: set[int]) -> list[GraphRecord]:
@@ -109,7 +148,7 @@ class Report:
         return {"total": len(self.linears), **by}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable: ``linears`` (counts), ``sites``, ``rewrites``, ``refusals``, ``graphs``."""
+        """For JSON: ``linears`` (counts), ``sites``, ``rewrites``, ``refusals``, ``graphs``."""
         rewrites = [asdict(e) for e in self.entries if e.action == "fused"]
         refusals = [asdict(e) for e in self.entries if e.action == "refused"]
         return {
@@ -141,13 +180,11 @@ def explain(compiled: Any) -> Report:
         ConfigError: ``compiled`` is neither a module nor a function that reaches one.
     """
     modules = list(_modules_of(compiled))
-    tensors = {
-        id(t) for m in modules for t in itertools.chain(m.parameters(), m.buffers())
-    }
+    tensors = {id(t) for m in modules for t in itertools.chain(m.parameters(), m.buffers())}
     records = RECORDS.of(tensors)
     entries = tuple(e for r in records for e in r.entries)
     return Report(
-        linears=tuple(_linears(modules, entries, bool(records))),
+        linears=tuple(_linears(modules, records)),
         entries=_unique(e for e in entries if e.action in ("fused", "refused")),
         graphs=tuple(
             {
@@ -185,38 +222,59 @@ def _modules_of(compiled: Any) -> Iterator[torch.nn.Module]:
             f"explain() was given a {type(compiled).__name__}. Give it what torch.compile(...) "
             "returned: a compiled module or function."
         )
-    cells = [c.cell_contents for c in (function.__closure__ or ())]
+    cells = [c.cell_contents for c in (function.__closure__ or ()) if _is_filled(c)]
     named = [function.__globals__[n] for n in code.co_names if n in function.__globals__]
-    for held in (*cells, *named):
+    attributes = list(getattr(owner, "__dict__", {}).values())
+    for held in (*cells, *named, *attributes):
         held = getattr(held, "_orig_mod", held)
         if isinstance(held, torch.nn.Module):
             yield held
 
 
-def _linears(
-    modules: list[torch.nn.Module], entries: tuple[Entry, ...], compiled: bool
-) -> Iterator[Linear]:
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # the variable has no value yet
+        return False
+
+
+def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iterator[Linear]:
     """Every linear of the modules: int8 where a graph says so, else kept, with the reason."""
     from .smoothquant import QuantizedLinear, site_notes
 
-    ran = {e.site: e.detail for e in entries if e.action == "int8"}
-    kept = {e.site: e.detail for e in entries if e.action == "kept"}
+    names = {name for module in modules for name, _ in module.named_modules() if name}
     for module in modules:
         notes = site_notes(module)
         for name, child in module.named_modules():
+            if not isinstance(child, QuantizedLinear | torch.nn.Linear):
+                continue
+            own = {id(t) for t in itertools.chain(child.parameters(), child.buffers())}
+            reading = [r for r in records if r.reads(own)]
+            ran = _first(r.named("int8", name) for r in reading)
             if isinstance(child, QuantizedLinear):
-                if name in ran:
-                    yield Linear(name, "int8", ran[name])
-                elif compiled:
+                if ran is not None:
+                    yield Linear(name, "int8", ran)
+                elif records:
                     yield Linear(name, "kept", "int8 weight, in no compiled graph: runs eagerly")
                 else:
                     yield Linear(name, "int8", "int8 weight, not compiled yet")
-            elif isinstance(child, torch.nn.Linear):
-                if name in ran:
-                    yield Linear(name, "int8", ran[name])
-                    continue
-                reason = notes.get(name) or kept.get(name) or "not quantized: convert() left it"
-                yield Linear(name, "kept", reason)
+            elif ran is not None:
+                yield Linear(name, "int8", ran)
+            else:
+                kept = notes.get(name) or _first(r.named("kept", name) for r in reading)
+                yield Linear(name, "kept", kept or "not quantized: convert() left it")
+    # A graph module (an exported, PT2E-quantized model) has no Linear modules, only calls.
+    calls = {
+        e.site: Linear(e.site, e.action, e.detail)
+        for r in records
+        for e in r.entries
+        if e.action in ("int8", "kept") and not any(_is_about(e, name) for name in names)
+    }
+    yield from calls.values()
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((item for item in found if item is not None), None)
 
 
 def store_entries(path: Path, entries: list[Entry]) -> None:

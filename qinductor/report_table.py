@@ -23,7 +23,11 @@ def render(report: Report, width: int = 118) -> str:
         f"{counts['kept']} kept in float"
     )
     if not report.graphs:
-        console.print("Nothing is compiled yet: call the compiled model once, then ask again.")
+        console.print(
+            "Nothing is compiled yet: call the compiled model once, then ask again. (A model "
+            "compiled with inductor_options() and found in Inductor's cache has no report; "
+            'backend "qsim" always has one.)'
+        )
     table = Table("linear", "runs as", "kernel, or why not", pad_edge=False)
     for linear in report.linears:
         table.add_row(linear.site, linear.status, linear.detail)
@@ -36,7 +40,9 @@ def render(report: Report, width: int = 118) -> str:
             rules.add_row(rule, action, detail, str(number))
         console.print(rules)
     if report.graphs:
-        graphs = Table("graph", "calls", "isa", "int8 kernels", "compiled", "ends because", pad_edge=False)
+        graphs = Table(
+            "graph", "calls", "isa", "int8 kernels", "compiled", "ends because", pad_edge=False
+        )
         for i, graph in enumerate(report.graphs):
             graphs.add_row(
                 str(i),

@@ -97,7 +97,8 @@ def _qlinear(
     out_zero_point: Any = None,
 ) -> Any:
     *lead, k = x.get_size()
-    n = w_scale.get_size()[0]
+    # Compile-time facts of a kernel, even where torch.compile(dynamic=True) made them symbols.
+    k, n = (V.graph.sizevars.guard_int(size) for size in (k, w_scale.get_size()[0]))
     m = sympy.Mul(*lead)
     if residual is not None:
         residual = L.view(residual, [m, n])
@@ -124,7 +125,8 @@ def _qlinear(
         per_token=_has_many_elements(x_scale),
         out_per_channel=out_inverse_scale is not None and _has_many_elements(out_inverse_scale),
     )
-    return L.view(template.generate().output_node(), [*lead, n])
+    output = template.generate().output_node()  # type: ignore[no-untyped-call]
+    return L.view(output, [*lead, n])
 
 
 def _contiguous(node: Any) -> Any:
@@ -177,12 +179,18 @@ def _attention_lowering(
         causal,
         out_per_channel=out_inverse_scale is not None and _has_many_elements(out_inverse_scale),
     )
-    return template.generate().output_node()
+    return template.generate().output_node()  # type: ignore[no-untyped-call]
 
 
 def _mask_operand(mask: Any, q: Any, k: Any) -> Any:
     """The additive mask with four dimensions, float32, its last dimension one row of keys."""
     keys = k.get_size()[1]
+    if mask.get_dtype() is torch.bool:
+        seen, hidden = (
+            _aten(aten.full.default, [], value, dtype=torch.float32, device=q.get_device())
+            for value in (0.0, float("-inf"))
+        )
+        mask = _aten(aten.where.self, mask, seen, hidden)
     mask = L.to_dtype(mask, torch.float32)
     mask = L.view(mask, [1] * (4 - len(mask.get_size())) + list(mask.get_size()))
     shape = [*mask.get_size()[:3], keys]

@@ -60,7 +60,7 @@ def same_bits(got: Tensor, want: Tensor) -> bool:
         return False
     if not got.dtype.is_floating_point:
         return torch.equal(got, want)
-    ints = {4: torch.int32, 2: torch.int16}[got.dtype.itemsize]
+    ints = {8: torch.int64, 4: torch.int32, 2: torch.int16}[got.dtype.itemsize]
     nan = want.isnan()
     return torch.equal(got.isnan(), nan) and torch.equal(
         got.view(ints).masked_fill(nan, 0), want.view(ints).masked_fill(nan, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 from torch._inductor import ir
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
@@ -9,7 +11,7 @@ from torch._inductor.codegen.cpp_utils import cexpr_index
 
 
 def declare(
-    kernel: CppTemplateKernel, operands: dict[str, ir.IRNode], output: ir.Buffer
+    kernel: CppTemplateKernel, operands: dict[str, Any], output: ir.Buffer
 ) -> tuple[str, dict[str, str]]:
     """Write a kernel's signature, and find the first element of each operand.
 

@@ -19,7 +19,7 @@ OPERANDS = ("q", "k", "v", "mask", "out_inverse_scale", "out_zero_point")
 """Names of the kernel's tensor arguments, in the order of the C++ struct ``AttentionArgs``."""
 
 
-class AttentionTemplate(CppTemplate):  # type: ignore[misc]
+class AttentionTemplate(CppTemplate):
     """One call of ``qinductor::attention``.
 
     Args:
@@ -33,7 +33,7 @@ class AttentionTemplate(CppTemplate):  # type: ignore[misc]
     def __init__(
         self,
         implementation: Implementation,
-        operands: dict[str, ir.IRNode],
+        operands: dict[str, Any],
         layout: ir.Layout,
         heads: int,
         scale: float,
@@ -49,7 +49,7 @@ class AttentionTemplate(CppTemplate):  # type: ignore[misc]
         self.causal = causal
         self.out_per_channel = out_per_channel
 
-    def render(  # type: ignore[no-untyped-def]
+    def render(  # type: ignore[override]
         self,
         kernel: CppTemplateKernel,
         template_buffer_node: ir.CppTemplateBuffer | None = None,
@@ -57,8 +57,9 @@ class AttentionTemplate(CppTemplate):  # type: ignore[misc]
         epilogue_nodes: Sequence[ir.IRNode] | None = None,
         **kwargs: Any,
     ) -> str:
+        """Return the kernel's C++ text."""
         assert not epilogue_nodes, "config.epilogue_fusion is off: our passes fuse into arguments"
-        output = template_buffer_node if template_buffer_node is not None else self.output_node
+        output: Any = template_buffer_node if template_buffer_node is not None else self.output_node
         signature, pointers = declare(kernel, self.operands, output)
         width = int(output.get_size()[-1])
         # Named by the kernel, so that equal layers have equal texts and share one kernel.

@@ -4,7 +4,7 @@
 // before the kernel. `Isa` supplies
 //   rows                                   rows of its register tile
 //   tile<R>(x, ld, panel, K, acc)          acc[R][64] = sum over k, exact int32
-//   finish<P>(acc, row, column, args)      the epilogue of one row of 64 columns
+//   finish<P, R>(acc, row, column, args)   the epilogue of R rows of 64 columns
 // and P, the problem, is a struct of compile-time facts written by the template.
 #ifndef QINDUCTOR_INT8_GEMM_H
 #define QINDUCTOR_INT8_GEMM_H
@@ -57,7 +57,7 @@ template <class Isa, class P, int R>
 inline void rows_of_tile(const Args<P>& a, int64_t row, int64_t column, const int8_t* panel) {
   alignas(64) int32_t acc[R * kPanel];
   Isa::template tile<R, P::K>(a.x + row * P::K, panel, acc);
-  for (int r = 0; r < R; ++r) Isa::template finish<P>(acc + r * kPanel, row + r, column, a);
+  Isa::template finish<P, R>(acc, row, column, a);
 }
 
 template <class Isa, class P, int R>
@@ -159,11 +159,12 @@ inline void store(float y, int64_t row, int64_t n, const Args<P>& a) {
   }
 }
 
-template <class P>
+template <class P, int R>
 inline void finish_scalar(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
   const int64_t count = columns_of<P>(column);
-  for (int64_t c = 0; c < count; ++c)
-    store<P>(dequantized<P>(acc[c], row, column + c, a), row, column + c, a);
+  for (int r = 0; r < R; ++r)
+    for (int64_t c = 0; c < count; ++c)
+      store<P>(dequantized<P>(acc[r * kPanel + c], row + r, column + c, a), row + r, column + c, a);
 }
 
 }  // namespace qinductor

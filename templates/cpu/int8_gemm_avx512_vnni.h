@@ -128,29 +128,35 @@ struct Avx512Vnni {
     }
   }
 
-  template <class P>
-  static void finish(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
+  // Columns outermost: what belongs to a column is loaded once for all rows of the tile.
+  template <class P, int R>
+  static inline void finish(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
     const int64_t count = columns_of<P>(column);
     const __m512i zero_point = _mm512_set1_epi32(*a.x_zero_point);
-    const __m512 x_scale = _mm512_set1_ps(a.x_scale[P::per_token ? row : 0]);
     __m512 inverse_scale = _mm512_set1_ps(1.0f), out_zero_point = _mm512_setzero_ps();
     if constexpr (P::requantizes) {
       inverse_scale = _mm512_set1_ps(*a.out_inverse_scale);
       out_zero_point = _mm512_set1_ps(static_cast<float>(*a.out_zero_point));
     }
-#pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
       const int64_t n = column + 16 * c, left = count - 16 * c;
       const __mmask16 mask = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
       if (P::N % kPanel != 0 && mask == 0) break;
       const __m512i comp = _mm512_mullo_epi32(zero_point, _mm512_maskz_loadu_epi32(mask, a.w_sum + n));
-      __m512 y = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(acc + 16 * c), comp));
-      y = _mm512_mul_ps(_mm512_mul_ps(y, x_scale), _mm512_maskz_loadu_ps(mask, a.w_scale + n));
-      if constexpr (P::has_bias) y = _mm512_add_ps(y, load(a.bias + n, mask));
-      y = activate<P::activation>(y);
-      if constexpr (P::has_residual) y = _mm512_add_ps(y, load(a.residual + row * P::N + n, mask));
+      const __m512 w_scale = _mm512_maskz_loadu_ps(mask, a.w_scale + n);
+      __m512 bias = _mm512_setzero_ps();
+      if constexpr (P::has_bias) bias = load(a.bias + n, mask);
       if constexpr (P::requantizes && P::out_per_channel) inverse_scale = _mm512_maskz_loadu_ps(mask, a.out_inverse_scale + n);
-      store_vector<P>(y, a.out + row * P::N + n, mask, inverse_scale, out_zero_point);
+      for (int r = 0; r < R; ++r) {
+        const __m512 x_scale = _mm512_set1_ps(a.x_scale[P::per_token ? row + r : 0]);
+        __m512 y = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(acc + r * kPanel + 16 * c), comp));
+        y = _mm512_mul_ps(_mm512_mul_ps(y, x_scale), w_scale);
+        if constexpr (P::has_bias) y = _mm512_add_ps(y, bias);
+        y = activate<P::activation>(y);
+        const int64_t at = (row + r) * P::N + n;
+        if constexpr (P::has_residual) y = _mm512_add_ps(y, load(a.residual + at, mask));
+        store_vector<P>(y, a.out + at, mask, inverse_scale, out_zero_point);
+      }
     }
   }
 };

@@ -19,9 +19,9 @@ struct Portable {
     }
   }
 
-  template <class P>
+  template <class P, int R>
   static void finish(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
-    finish_scalar<P>(acc, row, column, a);
+    finish_scalar<P, R>(acc, row, column, a);
   }
 };
 

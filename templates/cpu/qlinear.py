@@ -15,6 +15,7 @@ from torch._inductor import ir
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+from torch._inductor.virtualized import V
 
 from ..base import Implementation
 from .arguments import declare
@@ -39,7 +40,7 @@ OPERANDS = (
 """Names of the kernel's tensor arguments, in the order of the C++ struct ``Args``."""
 
 
-class QLinearTemplate(CppTemplate):  # type: ignore[misc]
+class QLinearTemplate(CppTemplate):
     """One call of ``qinductor::qlinear``.
 
     Args:
@@ -68,7 +69,7 @@ class QLinearTemplate(CppTemplate):  # type: ignore[misc]
         self.per_token = per_token
         self.out_per_channel = out_per_channel
 
-    def render(  # type: ignore[no-untyped-def]
+    def render(  # type: ignore[override]
         self,
         kernel: CppTemplateKernel,
         template_buffer_node: ir.CppTemplateBuffer | None = None,
@@ -76,14 +77,16 @@ class QLinearTemplate(CppTemplate):  # type: ignore[misc]
         epilogue_nodes: Sequence[ir.IRNode] | None = None,
         **kwargs: Any,
     ) -> str:
+        """Return the kernel's C++ text."""
         assert not epilogue_nodes, "config.epilogue_fusion is off: our passes fuse into arguments"
-        output = template_buffer_node if template_buffer_node is not None else self.output_node
+        output: Any = template_buffer_node if template_buffer_node is not None else self.output_node
         signature, pointers = declare(kernel, self.operands, output)
-        rows, n = output.get_size()
-        k = self.operands["x"].get_size()[-1]
         m = kernel.size(output, 0)
-        # Inductor puts the kernel's name in: equal layers have equal texts and share one kernel, and
-        # under cpp_wrapper, which writes all kernels into one file, the names differ.
+        # Facts by now, though a layout may still spell them as the symbols they were.
+        sizes = (output.get_size()[1], self.operands["x"].get_size()[1])
+        n, k = (V.graph.sizevars.guard_int(size) for size in sizes)
+        # Inductor puts the kernel's name in: equal layers have equal texts and share one kernel,
+        # and under cpp_wrapper, which writes all kernels into one file, the names differ.
         problem = f"Problem_{kernel.kernel_name}"
         arguments = ", ".join(pointers.get(name, "nullptr") for name in OPERANDS)
         return f"""\
@@ -95,7 +98,7 @@ struct {problem} {{
   using Bias = {self._ctype("bias")};
   using Residual = {self._ctype("residual")};
   using Out = {DTYPE_TO_CPP[self.layout.dtype]};
-  static constexpr int64_t N = {int(n)}, K = {int(k)};
+  static constexpr int64_t N = {n}, K = {k};
   static constexpr bool per_token = {cpp_bool(self.per_token)};
   static constexpr bool has_bias = {cpp_bool("bias" in self.operands)};
   static constexpr bool has_residual = {cpp_bool("residual" in self.operands)};

@@ -144,5 +144,5 @@ def test_eager_body_rounds_as_it_says() -> None:
     """With one key the only probability is 1: the value comes out as it is."""
     q, k, v = (torch.randn(2, s, 6).bfloat16() for s in (4, 1, 1))
     assert torch.equal(attention(q, k, v, 3, 1.0), v.float().expand(2, 4, 6))
-    assert BF16_STEP == torch.finfo(torch.bfloat16).eps
+    assert torch.finfo(torch.bfloat16).eps == BF16_STEP
     assert qinductor.attention.__doc__ and "all masked gives zeros" in qinductor.attention.__doc__

@@ -1,0 +1,1 @@
+"""Measurements: one harness, one file a question. Results with their machine lie in results/."""

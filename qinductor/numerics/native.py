@@ -1,0 +1,254 @@
+"""CPU kernels: generated C++, compiled once for each dtype, mode and kind of format, kept on disk.
+
+Floating and fixed point formats share a kernel: their numbers are its arguments. Posits and
+blocks are compiled each. Where no compiler works, one warning is given and the aten form runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import blocks_of, checked_dim
+from .carrier import Carrier, carrier_of
+from .formats import FixedPoint, FloatingPoint, Format, Posit
+from .grids import grid_of
+from .kernel_source import kernel_source
+from .random_bits import lane_width
+from .rounding import Grid, Rounding
+from .scaled import MX, BlockFloatingPoint
+
+FLAGS = (
+    *("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-std=c++17"),
+    # Shifts and sums wrap on NaN's lanes; words are read as other types; a conversion that may
+    # raise a flag would keep GCC from vectorising a selection.
+    *("-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-trapping-math"),
+    *("-shared", "-fPIC"),
+)
+PARALLEL_FROM = 32768
+"""Elements from which a second thread pays for its start (about 5 µs)."""
+
+
+def cache_dir() -> Path:
+    """Where kernels are kept: QINDUCTOR_CACHE_DIR, else beside Inductor's, else ~/.cache."""
+    own = os.environ.get("QINDUCTOR_CACHE_DIR")
+    if own:
+        return Path(own)
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if inductor:
+        return Path(inductor) / "qinductor"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qinductor"
+
+
+@functools.cache
+def compiler() -> tuple[str, str] | None:
+    """(command, version and machine) of the C++ compiler, or None with one warning."""
+    command = shutil.which(os.environ.get("CXX", "g++"))
+    try:
+        if command is None:
+            raise OSError("no g++ (set CXX)")
+        version = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        _warn(error)
+        return None
+    machine = platform.machine() + platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        machine += next((t for t in info.read_text().splitlines() if t.startswith("flags")), "")
+    return command, version + machine
+
+
+@functools.cache
+def _warn(error: object) -> None:
+    warnings.warn(
+        f"qinductor.numerics: no compiled kernels ({error}); quantize() runs as tensor operations, "
+        "10 to 100 times slower. Install g++ or set CXX to a C++17 compiler.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def build(source: str) -> Any:
+    """The ``run`` function of a kernel, compiled or found on disk; None if that fails."""
+    found = compiler()
+    if found is None:
+        return None
+    command, identity = found
+    text = "\0".join((source, *FLAGS, identity))
+    path = cache_dir() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                cpp, so = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+                cpp.write_text(source)
+                subprocess.run(
+                    [command, *FLAGS, "-o", str(so), str(cpp)],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                )
+                os.replace(so, path)
+        return ctypes.CDLL(str(path)).run
+    except (OSError, subprocess.SubprocessError) as error:
+        _warn(getattr(error, "stderr", None) or error)
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def element_kernel(
+    fmt: FloatingPoint | FixedPoint | Posit, dtype: torch.dtype, mode: Rounding, lane: int
+) -> tuple[Any, tuple[int, ...]]:
+    """(function, the grid's numbers) for an element format."""
+    carrier = carrier_of(dtype)
+    if isinstance(fmt, Posit):
+        return build(kernel_source(fmt, None, carrier, mode, lane)), (0,) * 14
+    grid = grid_of(fmt, carrier, mode)
+    symmetric = grid.limit[0] == grid.limit[1] and grid.overflow[0] == grid.overflow[1]
+    shape = Grid(
+        *(0, 0, 0, 0, 0, 0, 0, grid.floor_odd, (0, 0 if symmetric else 1), (0, 0), (0, 0)),
+        *(grid.keep_sign, grid.wrap, grid.deep),
+    )
+    return _grid_kernel(shape, carrier, mode, lane), _numbers(grid)
+
+
+@functools.cache
+def _grid_kernel(shape: Grid, carrier: Carrier, mode: Rounding, lane: int) -> Any:
+    """The kernel of all grids of a shape: what is not a number of theirs."""
+    return build(kernel_source(FixedPoint(8, 0), shape, carrier, mode, lane))
+
+
+def _numbers(grid: Grid) -> tuple[int, ...]:
+    return (*grid[:7], *grid.limit, *grid.overflow, *grid.infinity, grid.keep_sign)
+
+
+@functools.lru_cache(maxsize=4096)
+def block_kernel(
+    fmt: MX | BlockFloatingPoint, dtype: torch.dtype, mode: Rounding, lane: int
+) -> Any:
+    """The function for a block format; the partition is its argument."""
+    if isinstance(fmt, MX):
+        fmt = MX(fmt.element, scale_rule=fmt.scale_rule)
+    else:
+        fmt = BlockFloatingPoint(fmt.wl)
+    return build(kernel_source(fmt, None, carrier_of(dtype), mode, lane))
+
+
+def quantize_into(
+    x: Tensor,
+    out: Tensor,
+    fmt: Format,
+    mode: Rounding,
+    seed: Tensor | None,
+    step: Tensor | None,
+    site: int,
+    random_bits: int,
+    index_offset: int,
+) -> bool:
+    """Run the compiled kernel; False where there is none for these arguments."""
+    if x.device.type != "cpu" or x.dtype not in _TYPES:
+        return False
+    random = mode is Rounding.STOCHASTIC
+    lane = lane_width(random_bits) if random else 0
+    tail = (0,) * 5
+    if random:
+        tail = (
+            0 if seed is None else int(seed),
+            0 if step is None else int(step),
+            site,
+            index_offset,
+            random_bits,
+        )
+    if isinstance(fmt, FloatingPoint | FixedPoint | Posit):
+        function, numbers = element_kernel(fmt, x.dtype, mode, lane)
+        if function is None:
+            return False
+        if not (x.is_contiguous() and out.is_contiguous()):
+            return _through_copies(
+                x, out, lambda a, b: _run_elements(function, a, b, (*numbers, *tail))
+            )
+        _run_elements(function, x, out, (*numbers, *tail))
+        return True
+    if not isinstance(fmt, MX | BlockFloatingPoint):
+        return False
+    shape = _rows(x, fmt)
+    if shape is None:
+        return False
+    function = block_kernel(fmt, x.dtype, mode, lane)
+    if function is None:
+        return False
+
+    def run(a: Tensor, b: Tensor) -> None:
+        function(
+            ctypes.c_void_p(a.data_ptr()),
+            ctypes.c_void_p(b.data_ptr()),
+            *(ctypes.c_int64(n) for n in shape),
+            (ctypes.c_int64 * 19)(*(0,) * 14, *tail),
+            ctypes.c_int(threads_for(a.numel())),
+        )
+
+    if not (x.is_contiguous() and out.is_contiguous()):
+        return _through_copies(x, out, run)
+    run(x, out)
+    return True
+
+
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _rows(x: Tensor, fmt: MX | BlockFloatingPoint) -> tuple[int, int, int] | None:
+    """(rows, columns, run) where blocks are runs in row-major order, else None."""
+    blocks = blocks_of(fmt, x)
+    n = x.numel()
+    if blocks.dim is not None:
+        if checked_dim("dim", blocks.dim, x):
+            return None
+        rows = x.shape[0] if x.dim() else 1
+        return rows, n // rows, n // rows
+    if blocks.axis is None or blocks.run is None:
+        return 1, n, n
+    if checked_dim("axis", blocks.axis, x) != max(x.dim() - 1, 0):
+        return None
+    columns = x.shape[-1] if x.dim() else 1
+    return n // columns, columns, blocks.run
+
+
+def _run_elements(function: Any, x: Tensor, out: Tensor, numbers: tuple[int, ...]) -> None:
+    function(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int64(x.numel()),
+        (ctypes.c_int64 * len(numbers))(*numbers),
+        ctypes.c_int(threads_for(x.numel())),
+    )
+
+
+def threads_for(n: int) -> int:
+    """Threads worth starting for n elements."""
+    return torch.get_num_threads() if n >= PARALLEL_FROM else 1
+
+
+def _through_copies(x: Tensor, out: Tensor, run: Any) -> bool:
+    """Row-major copies of strided tensors: random bits belong to the index in the shape."""
+    dense = x.contiguous()
+    target = out if out.is_contiguous() else torch.empty_like(dense)
+    run(dense, target)
+    if target is not out:
+        out.copy_(target)
+    return True

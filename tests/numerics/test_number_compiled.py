@@ -1,0 +1,95 @@
+"""Under Inductor: the same bits as eager, fused, compiled once."""
+
+from __future__ import annotations
+
+import grid_oracle as go
+import pytest
+import torch
+import torch._inductor.metrics as metrics
+
+from qinductor.numerics import MX, NAMED, FixedPoint, Posit, Rounding, Table, quantize
+from qinductor.numerics.lowering import why_not_fused
+
+SR = Rounding.STOCHASTIC
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    metrics.reset()
+
+
+def inputs(dtype):
+    x = torch.cat([go.random_patterns(3000, 6).to(dtype), torch.randn(1003).to(dtype) * 3])
+    return x.reshape(-1)[: 4003 // 3 * 3].reshape(3, -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_mode_is_eagers_bits(dtype):
+    modes = tuple(Rounding) if dtype == torch.float32 else (Rounding.TO_ODD, SR)
+    formats = [NAMED["E4M3"], FixedPoint(9, 5)]
+    if dtype == torch.float32:
+        formats.append(NAMED["FP16"].replace(saturate=True))
+
+    def every(x, step):
+        out = [quantize(x, f, m, seed=5, step=step) for f in formats for m in modes]
+        return [*out, quantize(x, Posit(8, 2)), quantize(x, "E2M1", SR, seed=1, random_bits=8)]
+
+    x, step = inputs(dtype), torch.tensor(4)
+    compiled = torch.compile(every, fullgraph=True)
+    for got, want in zip(compiled(x, step), every(x, step), strict=True):
+        assert not len(go.same(got, want.double().numpy()))
+
+
+def test_it_fuses_into_its_neighbours():
+    x = torch.randn(64, 256)
+    f = torch.compile(lambda t: quantize(t * 2, "E4M3") + 1, fullgraph=True)
+    assert torch.equal(f(x), quantize(x * 2, "E4M3") + 1)
+    assert metrics.generated_kernel_count == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_fused_producers_value_is_rounded_to_the_dtype_first(dtype):
+    x = go.all_16_bit(dtype)
+    f = torch.compile(lambda t: quantize(t * 1.37, "E4M3", Rounding.TO_ODD), fullgraph=True)
+    want = quantize(x * 1.37, "E4M3", Rounding.TO_ODD)
+    assert not len(go.same(f(x), want.double().numpy()))
+
+
+def test_the_unfused_say_why_and_are_right():
+    x = torch.randn(8, 64)
+    formats = [MX(NAMED["E2M1"]), NAMED["NVFP4_E2M1"], NAMED["INT8"], Table((-1.0, 0.0, 1.0)),
+               NAMED["DLFLOAT16"]]  # fmt: skip
+    assert all(why_not_fused(f) for f in formats)
+    assert why_not_fused(NAMED["E4M3"]) is None
+
+    def every(t):
+        return [quantize(t, f, SR, seed=2) * 2 for f in formats]
+
+    for got, want in zip(torch.compile(every, fullgraph=True)(x), every(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_gradients_and_steps_compile_once():
+    def loss(x, step):
+        return (quantize(x * 3, "E2M1", SR, seed=1, step=step, backward="mask") * 2).sum()
+
+    compiled = torch.compile(loss, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for k in range(4):
+            x = torch.linspace(-4, 4, 101, requires_grad=True)
+            y = x.detach().clone().requires_grad_()
+            step = torch.tensor(k)
+            got, want = compiled(x, step), loss(y, step)
+            assert torch.equal(got, want)
+            got.backward()
+            want.backward()
+            assert torch.equal(x.grad, y.grad)
+
+
+def test_dynamic_shapes():
+    f = torch.compile(lambda t: quantize(t, "E4M3", SR, seed=1), dynamic=True, fullgraph=True)
+    for n in (7, 100, 1000):
+        x = torch.randn(n, 3)
+        assert torch.equal(f(x), quantize(x, "E4M3", SR, seed=1))

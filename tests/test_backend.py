@@ -1,0 +1,348 @@
+"""torch.compile(backend="qsim"): options, errors, gradients, graphs that Dynamo reuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from int8_nets import Feedforward, int8_linear, same_bits
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.utils import run_and_get_code
+
+import qinductor
+from qinductor import compat
+from qinductor.backend import qsim
+from qinductor.capability import Capability, Isa
+from qinductor.config import QSimConfig
+from qinductor.errors import BackwardThroughInt8Error, ConfigError, UnknownOptionError
+from qinductor.passes import PASSES
+
+X = torch.randn(5, 64)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"options": {"izo": 1}}, "unknown option of .* 'izo'. Valid: disable, inductor, isa"),
+        ({"options": {"isa": "sse9"}}, "'sse9'. Valid: portable, avx2, avx512_vnni"),
+        ({"options": {"disable": ("fuse_all",)}}, "can be disabled 'fuse_all'.*share_quantize"),
+        ({"options": {"disable": ("choose_kernels",)}}, "unknown pass that can be disabled"),
+        ({"options": {"disable": "share_quantize"}}, r"disable=\('share_quantize',\)"),
+        ({"options": {"inductor": {"no_such": 1}}}, "unknown Inductor option 'no_such'"),
+        ({"mode": "fastest"}, "unknown mode 'fastest'. Valid: .*max-autotune"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_bad_options_say_what_is_valid(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendCompilerFailed, match=message) as info:
+        torch.compile(int8_linear(64, 64), backend=qsim, **arguments)(X)
+    assert isinstance(info.value.__cause__ or info.value.inner_exception, ConfigError)
+
+
+def test_an_instruction_set_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qinductor import capability
+
+    only_portable = Capability.detect(Isa.PORTABLE)
+    monkeypatch.setattr(capability, "_detect", lambda: only_portable)
+    message = (
+        "isa='avx2' was asked for, but this machine .* has only: portable. Choose one of these"
+    )
+    with pytest.raises(BackendCompilerFailed, match=message):
+        torch.compile(int8_linear(64, 64), backend=qsim, options={"isa": "avx2"})(X)
+
+
+def test_config_is_frozen_normalized_and_keyed() -> None:
+    config = QSimConfig(isa="portable", disable=("b", "a", "b"))
+    assert config.isa is Isa.PORTABLE and config.disable == ("a", "b")
+    assert config.cache_key() != QSimConfig(isa="avx2").cache_key()
+    with pytest.raises(AttributeError):
+        config.isa = None
+    with pytest.raises(UnknownOptionError) as info:
+        QSimConfig.from_options({"x": 1})
+    assert info.value.valid == ("disable", "inductor", "isa")
+
+
+def test_a_capability_is_part_of_the_key() -> None:
+    from qinductor.digest import cache_key
+
+    keys = {cache_key(QSimConfig(), Capability.detect(isa)) for isa in Capability.detect().isas}
+    assert len(keys) == len(Capability.detect().isas)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_modes_of_inductor_compile(mode: str) -> None:
+    layer = int8_linear(64, 64)
+    compiled = torch.compile(layer, backend=qsim, mode=mode)
+    with torch.no_grad():
+        y, (code,) = run_and_get_code(compiled, X)
+    assert same_bits(y, layer(X)) and "qinductor::gemm<" in code
+
+
+DISABLED = {
+    "share_quantize": "quantized input of its group",
+    "fuse_activation": "relu in the epilogue",
+    "fuse_residual": "residual addition",
+    "fuse_requantize": "requantized to u8",
+}
+
+
+class Branches(nn.Module):
+    """Something for every epilogue pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Feedforward()
+        self.q = int8_linear(64, 64, seed=3)
+        self.k = int8_linear(64, 64, seed=4)
+        for name in ("x_scale", "x_inverse_scale", "x_zero_point"):
+            setattr(self.k, name, getattr(self.q, name))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.body(x)
+        return self.q(x), self.k(x)
+
+
+def test_each_pass_can_be_switched_off() -> None:
+    net = Branches()
+    want = net(X)
+    optional = {rule.name for rule in PASSES if rule.optional}
+    assert optional >= set(DISABLED)
+    for off in ((), *((name,) for name in DISABLED)):
+        torch._dynamo.reset()
+        compiled = torch.compile(net, backend=qsim, options={"disable": off})
+        got = compiled(X)
+        assert all(same_bits(g, w) for g, w in zip(got, want, strict=True)), off
+        graphs_now = qinductor.explain(compiled)
+        # The report gathers all compilations of these weights: look at the newest alone.
+        fused = {e.detail for e in _newest_entries(net) if e.action == "fused"}
+        expected = {text for name, text in DISABLED.items() if name not in off}
+        assert {t for t in DISABLED.values() if any(t in d for d in fused)} == expected, off
+        assert graphs_now.counts()["int8"] == 4
+
+
+def _newest_entries(net: nn.Module) -> list[Any]:
+    from qinductor.report import RECORDS
+
+    return RECORDS.of({id(t) for t in net.buffers()})[-1].entries
+
+
+def test_stock_inductor_takes_the_passes_as_a_plugin() -> None:
+    net = Feedforward()
+    compiled = torch.compile(net, options=qinductor.inductor_options(isa="portable"))
+    y, (code,) = run_and_get_code(compiled, X)
+    assert same_bits(y, net(X)) and "qinductor::gemm<qinductor::Portable" in code
+    report = qinductor.explain(compiled).to_dict()
+    assert report["linears"]["int8"] == 2 and report["graphs"][0]["calls"] is None
+    with pytest.raises(UnknownOptionError, match="Valid: disable, inductor, isa"):
+        qinductor.inductor_options(isb="portable")
+
+
+def test_nothing_global_is_changed() -> None:
+    from torch._inductor import config
+
+    before = {m: copy.deepcopy(m.get_config_copy()) for m in (config, torch._dynamo.config)}
+    net = Feedforward()
+    for arguments in (
+        {"backend": qsim, "mode": "max-autotune"},
+        {"backend": qsim, "options": {"isa": "portable", "inductor": {"max_autotune": True}}},
+        {"options": qinductor.inductor_options()},
+    ):
+        torch._dynamo.reset()
+        torch.compile(net, **arguments)(X)
+    for module, values in before.items():
+        assert module.get_config_copy() == values
+
+
+def test_inductor_options_are_passed_on() -> None:
+    net = Feedforward()
+    compiled = torch.compile(net, backend=qsim, options={"inductor": {"cpp_wrapper": True}})
+    y, (code,) = run_and_get_code(compiled, X)
+    assert same_bits(y, net(X))
+    # All kernels of a graph are one C++ file here: names and helpers may not clash.
+    assert code.count("qinductor::gemm<") == 2 and "inductor_entry_impl" in code
+
+
+def test_equal_layers_share_one_kernel() -> None:
+    net = nn.Sequential(*(Feedforward(seed=i) for i in range(5)))
+    y, (code,) = run_and_get_code(torch.compile(net, backend=qsim), X)
+    assert same_bits(y, net(X))
+    assert code.count("qinductor::gemm<") <= 4  # first, middle and last layers differ in dtypes
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BackendCompilerFailed, match=r"no C\+\+ compiler was found.*apt install g"):
+        torch.compile(int8_linear(64, 64), backend=qsim)(X)
+    with pytest.raises(qinductor.CompilerMissingError):
+        qinductor.inductor_options()
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("2.13.0+cpu", True), ("2.14.1", True), ("3.0.0", False)]
+)
+def test_an_unknown_torch_gets_a_warning(
+    version: str, known: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "__version__", version)
+    compat.check_torch_version.cache_clear()
+    compat.check_torch_version()
+    compat.check_torch_version()  # warns once
+    messages = [str(w.message) for w in recwarn]
+    compat.check_torch_version.cache_clear()
+    if known:
+        assert not messages
+    else:
+        (message,) = messages
+        assert version in message and f"install torch=={compat.TESTED}" in message
+
+
+# ---------------------------------------------------------------- gradients and inference
+
+
+class Encoder(nn.Module):
+    """Embedding and LayerNorm, whose parameters need a gradient, and int8 layers."""
+
+    def __init__(self, dynamic: bool) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(11, 64), nn.LayerNorm(64)
+        self.body = Feedforward(dynamic=dynamic)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.body(self.norm(self.embedding(ids)))
+
+
+IDS = torch.arange(10).view(2, 5)
+
+
+@pytest.mark.parametrize(
+    "dynamic",
+    [
+        pytest.param(
+            False,
+            id="static",
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="QuantizedLinear does not call qinductor::inference_scale",
+            ),
+        ),
+        pytest.param(True, id="per_token"),
+    ],
+)
+def test_grad_modes_give_equal_outputs_and_backward_is_refused(dynamic: bool) -> None:
+    net = Encoder(dynamic)
+    assert net.norm.weight.requires_grad
+    compiled = torch.compile(net, backend=qsim)
+    with_grad = compiled(IDS)
+    with torch.no_grad():
+        assert same_bits(compiled(IDS), with_grad)
+    with torch.inference_mode():
+        assert same_bits(compiled(IDS), with_grad)
+    # LayerNorm's sums are ordered differently, and a code may differ by one: half a quantum of
+    # each operand, far below the wrong layout or scale this is to catch.
+    eager = net(IDS)
+    assert (with_grad - eager).abs().max() < 0.05 * eager.abs().max()
+    for output in (with_grad, eager):
+        with pytest.raises(BackwardThroughInt8Error, match="qinductor::qlinear has no gradient"):
+            output.sum().backward()
+    assert net.norm.weight.grad is None
+
+
+def test_an_unquantized_model_compiles_and_trains() -> None:
+    net = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 8))
+    compiled = torch.compile(net, backend=qsim)
+    compiled(X).sum().backward()
+    gradient = net[0].weight.grad.clone()
+    net.zero_grad()
+    net(X).sum().backward()
+    torch.testing.assert_close(gradient, net[0].weight.grad)
+    assert qinductor.explain(compiled).counts() == {
+        "total": 2,
+        "int8": 0,
+        "simulated": 0,
+        "kept": 2,
+    }
+
+
+# ---------------------------------------------------------------- one graph, many weights
+
+
+def test_models_of_one_class_share_no_weights() -> None:
+    for seed in (0, 20):
+        net = Feedforward(seed=seed)
+        assert same_bits(torch.compile(net, backend=qsim)(X), net(X))
+
+
+def test_regional_compilation_gives_each_layer_its_own_weights() -> None:
+    net = nn.Sequential(*(Feedforward(seed=i) for i in range(3)))
+    want = net(X)
+    for layer in net:
+        layer.compile(backend=qsim)
+    assert same_bits(net(X), want)
+
+
+def test_one_layer_used_twice() -> None:
+    layer = int8_linear(64, 64)
+
+    def function(x: Tensor) -> Tensor:
+        return layer(torch.relu(layer(x)))
+
+    assert same_bits(torch.compile(function, backend=qsim)(X), function(X))
+
+
+def test_weights_may_be_updated_in_place_or_replaced() -> None:
+    net = Feedforward()
+    compiled = torch.compile(net, backend=qsim)
+    before = compiled(X)
+    other = int8_linear(130, 64, seed=9)
+    net.up.packed.copy_(other.packed)
+    net.up.w_sum.copy_(other.w_sum)
+    net.up.x_scale.mul_(2)
+    changed = compiled(X)
+    assert same_bits(changed, net(X)) and not same_bits(changed, before)
+    net.down.bias = net.down.bias + 1
+    assert same_bits(compiled(X), net(X))
+    net.up = int8_linear(130, 64, seed=12)
+    assert same_bits(compiled(X), net(X))
+
+
+def test_batches_of_any_size_after_the_second_use_one_graph() -> None:
+    net = Feedforward()
+    compiled = torch.compile(net, backend=qsim)
+    for rows in (3, 4):
+        compiled(torch.randn(rows, 64))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for rows in (2, 5, 64, 129):
+            x = torch.randn(rows, 64)
+            assert same_bits(compiled(x), net(x))
+
+
+def test_every_dimension_may_be_dynamic() -> None:
+    """dynamic=True makes K a symbol as well; the weight's shape has it back."""
+    net = Feedforward()
+    compiled = torch.compile(net, backend=qsim, dynamic=True)
+    for shape in ((2, 3, 64), (4, 5, 64)):
+        x = torch.randn(shape)
+        assert same_bits(compiled(x), net(x))
+
+
+def test_autocast_changes_nothing_inside_an_int8_layer() -> None:
+    net = Feedforward()
+    want = net(X)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same_bits(net(X), want)
+        assert same_bits(torch.compile(net, backend=qsim)(X), want)
