@@ -16,6 +16,7 @@ A code is uint8. A signed int8 activation ``s`` is carried as ``s + 128`` with z
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -239,7 +240,7 @@ def qlinear(
 
     Args:
         x: uint8 (..., K).
-        x_scale: float32, () or (1,), or (..., 1) for one scale a token.
+        x_scale: float32, () or (1,), or (..., 1) or (rows, 1) for one scale a token.
         x_zero_point: int32, () or (1,).
         packed: int8, :func:`pack_weight` of the (N, K) weight.
         w_scale: float32 (N,).
@@ -314,7 +315,11 @@ def _check_qlinear(
     # A template reads these by pointer: another shape would be read beyond its end.
     f32, i32 = (torch.float32,), (torch.int32,)
     lead = x.shape[:-1]
-    fits = _has_one_element(x_scale) or _has_shape(x_scale, (*lead, 1))
+    fits = (
+        _has_one_element(x_scale)
+        or _has_shape(x_scale, (*lead, 1))
+        or _has_shape(x_scale, (math.prod(lead), 1))
+    )
     _check_tensor("x_scale", x_scale, f32, fits, f"() or {(*lead, 1)}")
     _check_tensor("x_zero_point", x_zero_point, i32, _has_one_element(x_zero_point), "() or (1,)")
     _check_tensor("w_sum", w_sum, i32, _has_shape(w_sum, (n,)), f"({n},)")

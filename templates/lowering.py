@@ -96,6 +96,12 @@ def _qlinear(
     out_inverse_scale: Any = None,
     out_zero_point: Any = None,
 ) -> Any:
+    if x.get_device().type != "cpu":
+        eager = L.fallback_handler(qinductor.qlinear.default, add_to_fallback_set=False)
+        return eager(
+            x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
+            out_dtype, out_inverse_scale, out_zero_point,
+        )  # fmt: skip
     *lead, k = x.get_size()
     # Compile-time facts of a kernel, even where torch.compile(dynamic=True) made them symbols.
     k, n = (V.graph.sizevars.guard_int(size) for size in (k, w_scale.get_size()[0]))

@@ -154,7 +154,14 @@ def test_stock_inductor_takes_the_passes_as_a_plugin() -> None:
 def test_nothing_global_is_changed() -> None:
     from torch._inductor import config
 
-    before = {m: copy.deepcopy(m.get_config_copy()) for m in (config, torch._dynamo.config)}
+    # Containers are copied, objects are not: a pass that another library put there stays itself.
+    before = {
+        m: {
+            k: copy.deepcopy(v) if isinstance(v, (dict, list, set)) else v
+            for k, v in m.get_config_copy().items()
+        }
+        for m in (config, torch._dynamo.config)
+    }
     net = Feedforward()
     for arguments in (
         {"backend": qsim, "mode": "max-autotune"},
@@ -232,14 +239,7 @@ IDS = torch.arange(10).view(2, 5)
 @pytest.mark.parametrize(
     "dynamic",
     [
-        pytest.param(
-            False,
-            id="static",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="QuantizedLinear does not call qinductor::inference_scale",
-            ),
-        ),
+        pytest.param(False, id="static"),
         pytest.param(True, id="per_token"),
     ],
 )

@@ -18,6 +18,7 @@ from .config import SmoothQuantConfig
 from .eligibility import linears
 from .folding import Decision, apply_fold, decide, group_factors, group_range
 from .linear import QuantizedLinear
+from .memory import release_free_memory
 from .preparing import prepare
 from .sites import RECIPE_ATTRIBUTE, SITES_ATTRIBUTE, Fold, Site
 from .smoothing import quantize_weight, static_scale
@@ -71,6 +72,7 @@ def convert(prepared: nn.Module) -> nn.Module:
     use_padding_invariant_attention(model)
     setattr(model, SITES_ATTRIBUTE, [site.to_dict() for site in sites])
     setattr(model, RECIPE_ATTRIBUTE, {"source": "smoothquant", **calibration.config.to_dict()})
+    release_free_memory()
     return model.eval()
 
 

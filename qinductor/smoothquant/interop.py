@@ -16,6 +16,7 @@ from ..ops import MAX_K, ZERO_POINT_S8
 from .attention import use_padding_invariant_attention
 from .eligibility import linears
 from .linear import QuantizedLinear
+from .memory import release_free_memory
 from .sites import RECIPE_ATTRIBUTE, SITES_ATTRIBUTE, Fold, Site
 from .steps import replace
 from .torchao_api import Int8Tensor, MappingType, PerRow, PerTensor
@@ -52,6 +53,7 @@ def from_torchao(model: nn.Module) -> nn.Module:
     use_padding_invariant_attention(result)
     setattr(result, SITES_ATTRIBUTE, [site.to_dict() for site in sites])
     setattr(result, RECIPE_ATTRIBUTE, {"source": "torchao"})
+    release_free_memory()
     return result.eval()
 
 

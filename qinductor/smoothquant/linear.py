@@ -114,6 +114,9 @@ class QuantizedLinear(nn.Module):
         """Return (..., N) in the dtype of ``x`` (..., K)."""
         if self.x_scale is not None:
             scale = self.x_scale
+            if torch.is_grad_enabled() and x.requires_grad:
+                # Codes are integers, where autograd ends: a gradient of x would silently be lost.
+                scale = torch.ops.qinductor.inference_scale(scale, x)
             codes = torch.ops.qinductor.quantize(x, self.x_inverse_scale, self.x_zero_point)
         else:
             codes, scale = torch.ops.qinductor.quantize_per_token(

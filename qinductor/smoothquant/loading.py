@@ -27,6 +27,7 @@ from .layout import (
     float_tensors,
     join,
 )
+from .memory import release_free_memory
 from .sites import RECIPE_ATTRIBUTE, SITES_ATTRIBUTE
 
 MAPPED_BYTES = 1 << 20
@@ -63,6 +64,7 @@ def load(directory: str | os.PathLike[str], model: nn.Module | None = None) -> n
     setattr(result, RECIPE_ATTRIBUTE, manifest["recipe"])
     for parameter in result.parameters():
         parameter.requires_grad_(False)
+    release_free_memory()
     return result.eval()
 
 

@@ -157,6 +157,40 @@ def test_loading_makes_no_float_weight_of_an_int8_layer(
     assert not any(t.is_meta for t in (*loaded.parameters(), *loaded.buffers()))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_loading_keeps_little_more_than_the_buffers(tmp_path: Path) -> None:
+    """Packing makes copies that die young; they may not stay in the process."""
+    import subprocess
+    import sys
+
+    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(32)]
+    qmodel = qinductor.quantize_model(nn.Sequential(*layers), [torch.randn(5, 1024)])
+    qinductor.save(qmodel, tmp_path / "deep")
+    code = """
+import sys, torch, qinductor
+from torch import nn
+from qinductor.smoothquant import loading
+import safetensors
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+with torch.device("meta"):
+    skeleton = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(32)))
+before = resident()
+model = qinductor.load(sys.argv[1], model=skeleton)
+held = sum(buffer.nbytes for buffer in model.buffers())
+print(held, resident() - before)
+"""
+    command = [sys.executable, "-c", code, tmp_path / "deep"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    held, grown = (int(number) for number in output.split())
+    # 32 MB of packed weights, where float32 would be 128; the rest is code paths used first here.
+    assert 2**25 <= held < 2**25 * 1.1
+    assert grown < 2 * held
+
+
 def test_loading_needs_no_torchao(tmp_path: Path) -> None:
     """Its import takes longer than all the rest."""
     import subprocess
