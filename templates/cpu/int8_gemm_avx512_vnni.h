@@ -117,7 +117,15 @@ struct Avx512Vnni {
     } else if constexpr (std::is_same_v<typename P::Out, c10::Half>) {
       _mm256_mask_storeu_epi16(out, mask, _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     } else {
-      // To bfloat16, ties to even, in integers: vcvtneps2bf16 would flush subnormals.
+#ifdef __AVX512BF16__
+      // One instruction, where no lane is a subnormal, which it would flush, or a NaN, whose payload
+      // it would keep.
+      if (__builtin_expect(_mm512_fpclass_ps_mask(y, 0x20 | 0x01 | 0x80) == 0, 1)) {
+        _mm256_mask_storeu_epi16(out, mask, (__m256i)_mm512_cvtneps_pbh(y));
+        return;
+      }
+#endif
+      // To bfloat16, ties to even, in integers.
       const __m512i bits = _mm512_castps_si512(y);
       const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
       __m512i half = _mm512_srli_epi32(
