@@ -1,12 +1,14 @@
 """all-MiniLM-L6-v2 on real text: STS-B, planted outliers, padding, Banking77.
 
-The quick tests always run; `pytest -m slow tests/smoothquant` runs the whole data sets, eagerly.
+The quick tests always run, eagerly; `pytest -m slow tests/smoothquant` runs the whole data sets on
+compiled models.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ def _cosines(model: nn.Module, loaded: zoo.Loaded, sentences: list[str]) -> Tens
     return (float_rows * int8_rows).sum(-1)
 
 
-def _spearman(model: nn.Module, loaded: zoo.Loaded) -> float:
+def _spearman(model: Any, loaded: zoo.Loaded) -> float:
     with torch.no_grad():
         return quality.stsb_spearman(model, loaded)
 
@@ -98,17 +100,24 @@ def test_an_embedding_does_not_depend_on_padding_or_batch(
 # ---------------------------------------------------------------- whole data sets
 
 
+def _compiled(model: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="qsim", dynamic=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("outliers", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_stsb(loaded: zoo.Loaded, activation: str, outliers: bool) -> None:
-    assert _spearman(quantized(loaded, activation, outliers=outliers), loaded) >= BAR
+    qmodel = quantized(loaded, activation, outliers=outliers)
+    assert _spearman(_compiled(qmodel), loaded) >= BAR
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_stsb_fails_on_outliers_without_smoothing(loaded: zoo.Loaded, activation: str) -> None:
-    assert _spearman(quantized(loaded, activation, alpha=None, outliers=True), loaded) < BAR
+    qmodel = quantized(loaded, activation, alpha=None, outliers=True)
+    assert _spearman(_compiled(qmodel), loaded) < BAR
 
 
 @pytest.mark.slow
@@ -116,7 +125,7 @@ def test_stsb_fails_on_outliers_without_smoothing(loaded: zoo.Loaded, activation
 def test_200_embeddings_do_not_depend_on_padding_or_batch(
     loaded: zoo.Loaded, activation: str
 ) -> None:
-    qmodel = quantized(loaded, activation)
+    qmodel = _compiled(quantized(loaded, activation))
     assert float(padding_cosines(qmodel, loaded, _sentences(200)).min()) >= 0.9999
 
 
@@ -128,5 +137,5 @@ def test_banking77_head_within_half_a_point(loaded: zoo.Loaded) -> None:
         head = quality.Banking77Head(zoo.embed(loaded.model, loaded, train), train_labels)
         reference = head.accuracy(zoo.embed(loaded.model, loaded, test), test_labels)
         for activation in ACTIVATIONS:
-            embeddings = zoo.embed(quantized(loaded, activation), loaded, test)
+            embeddings = zoo.embed(_compiled(quantized(loaded, activation)), loaded, test)
             assert head.accuracy(embeddings, test_labels) >= reference - 0.005
