@@ -9,8 +9,10 @@ from .attention import FuseAttention
 from .base import Pass, PassLog
 from .inference_scale import DropInferenceScale
 from .kernels import ChooseKernels
+from .merge_projections import MergeProjections
 from .pt2e_chain import Pt2eChain
 from .qlinear_epilogue import FuseActivation, FuseRequantize, FuseResidual
+from .row_epilogue import FuseRows
 from .shared_quantize import ShareQuantize
 from .torchao_chain import TorchaoChain
 
@@ -22,6 +24,8 @@ PASSES: tuple[Pass, ...] = (
     FuseActivation(),  # GELU, ReLU … into the int8 linear
     FuseResidual(),  # + residual into the int8 linear
     FuseAttention(),  # the projections' heads, SDPA and the way back in one kernel
+    MergeProjections(),  # one GEMM for queries, keys and values
+    FuseRows(),  # layer normalization and quantizer while a row is in the cache
     FuseRequantize(),  # the next layer's quantizer into what computes its input
     ChooseKernels(),  # which template runs each int8 linear; names what stays float
 )

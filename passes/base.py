@@ -37,7 +37,11 @@ class PassLog:
 
     def add(self, rule: str, node: fx.Node, action: str, detail: str) -> None:
         """Append an entry about ``node``'s site."""
-        self.entries.append(Entry(rule, site_of(node), action, detail))
+        self.add_at(rule, site_of(node), action, detail)
+
+    def add_at(self, rule: str, site: str, action: str, detail: str) -> None:
+        """Append an entry about a site."""
+        self.entries.append(Entry(rule, site, action, detail))
 
 
 class Pass(Protocol):

@@ -6,13 +6,19 @@ import torch
 from torch import fx
 
 from .. import attention as _attention  # noqa: F401 - defines the operator
+from .. import fused_ops as _fused_ops  # noqa: F401 - defines the operators
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from ..capability import Capability
 from ..templates import TEMPLATES
 from ..templates.base import KERNEL_META, choose
-from .base import PassLog, argument, is_call, value
+from .base import PassLog, argument, is_call, site_of, value
+from .merge_projections import SITES_META
 
-QLINEAR = torch.ops.qinductor.qlinear.default
+LINEARS = (
+    torch.ops.qinductor.qlinear.default,
+    torch.ops.qinductor.qlinear_merged.default,
+    torch.ops.qinductor.qlinear_rows.default,
+)
 ATTENTION = torch.ops.qinductor.attention.default
 FLOAT_MATMULS = (
     torch.ops.aten.mm.default,
@@ -32,22 +38,26 @@ class ChooseKernels:
     def run(self, graph: fx.Graph, capability: Capability, log: PassLog) -> None:
         """See the class."""
         for node in graph.nodes:
-            if is_call(node, QLINEAR):
-                device = value(node).device.type
-                implementations = TEMPLATES.get(("qlinear", device))
-                if implementations is None:
-                    log.add(
-                        self.name, node, "int8", f"eager operator: no template for device {device}"
-                    )
-                    continue
-                chosen = choose(implementations, capability)
-                assert chosen is not None, "the portable one needs nothing"
-                node.meta[KERNEL_META] = chosen
-                log.add(self.name, node, "int8", f"{chosen.kernel_name}{_epilogue(node)}")
+            if is_call(node, *LINEARS):
+                self._choose(node, capability, log)
             elif is_call(node, ATTENTION):
                 node.meta[KERNEL_META] = choose(TEMPLATES["attention", "cpu"], capability)
             elif is_call(node, *FLOAT_MATMULS) and _in_linear(node):
                 log.add(self.name, node, "kept", f"{value(node).dtype} matmul: no int8 weight")
+
+    def _choose(self, node: fx.Node, capability: Capability, log: PassLog) -> None:
+        device = argument(node, "x").meta["val"].device.type
+        op = node.target._schema.name.removeprefix("qinductor::")
+        implementations = TEMPLATES.get((op, device))
+        if implementations is None:
+            detail = f"eager operator: no template for device {device}"
+        else:
+            chosen = choose(implementations, capability)
+            assert chosen is not None, "the portable one needs nothing"
+            node.meta[KERNEL_META] = chosen
+            detail = f"{chosen.kernel_name}{_epilogue(node)}"
+        for site in node.meta.get(SITES_META, [site_of(node)]):
+            log.add_at(self.name, site, "int8", detail)
 
 
 def _in_linear(node: fx.Node) -> bool:
@@ -58,14 +68,14 @@ def _in_linear(node: fx.Node) -> bool:
 
 
 def _epilogue(node: fx.Node) -> str:
-    parts = [
-        name
-        for name, present in (
-            ("bias", argument(node, "bias") is not None),
-            (str(argument(node, "activation")), argument(node, "activation") != "none"),
-            ("residual", argument(node, "residual") is not None),
-        )
-        if present
-    ]
-    out = str(argument(node, "out_dtype")).removeprefix("torch.")
-    return f" ({' + '.join([*parts, f'→ {out}'])})"
+    given = {arg.name: argument(node, arg.name) for arg in node.target._schema.arguments}
+    parts = ["bias"] if given["bias"] else []
+    if given.get("activation", "none") != "none":
+        parts.append(given["activation"])
+    parts += [name for name in ("residual",) if given.get(name) is not None]
+    if given.get("norm_weight") is not None:
+        parts.append("layer_norm")
+    made = node.meta["val"]
+    outputs = [made] if isinstance(made, torch.Tensor) else made
+    dtypes = ", ".join(str(output.dtype).removeprefix("torch.") for output in outputs)
+    return f" ({' + '.join([*parts, f'→ {dtypes}'])})"

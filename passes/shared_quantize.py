@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -37,3 +39,16 @@ class ShareQuantize:
                 log.add(self.name, node, "fused", "shares the quantized input of its group")
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
+        for first in seen.values():
+            _share_items(graph, first)
+
+
+def _share_items(graph: fx.Graph, quantizer: fx.Node) -> None:
+    """One node for each output of a quantizer that has several: later passes compare nodes."""
+    items: dict[int, fx.Node] = {}
+    for user in list(quantizer.users):
+        if is_call(user, operator.getitem):
+            first = items.setdefault(user.args[1], user)
+            if first is not user:
+                user.replace_all_uses_with(first)
+                graph.erase_node(user)

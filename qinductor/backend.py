@@ -102,6 +102,8 @@ def _patches(config: QSimConfig, capability: Capability, report: Reporter) -> di
             "Install one (Debian, Ubuntu: apt install g++), or set CXX to its path."
         )
     from .passes.manager import QSimPasses
+    from .templates import attention_lowering as _attention_lowering  # noqa: F401 - registers it
+    from .templates import fused_lowering as _fused_lowering  # noqa: F401 - registers lowerings
     from .templates import lowering as _lowering  # noqa: F401 - registers the lowerings
 
     return {

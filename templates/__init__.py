@@ -12,21 +12,30 @@ if __name__ == "templates":
 from ..capability import Isa
 from .base import Implementation
 
+_GEMM = (
+    (Isa.AVX512_VNNI, "int8_gemm_avx512_vnni.h", "Avx512Vnni"),
+    (Isa.AVX2, "int8_gemm_avx2.h", "Avx2"),
+    (Isa.PORTABLE, "int8_gemm_portable.h", "Portable"),
+)
+
+
+def _int8(op: str, *more: str) -> tuple[Implementation, ...]:
+    """The int8 GEMMs, with the files that an operator needs besides."""
+    return tuple(
+        Implementation(op, isa, ("int8_gemm.h", file, *more), cpp_class)
+        for isa, file, cpp_class in _GEMM
+    )
+
+
 TEMPLATES: dict[tuple[str, str], tuple[Implementation, ...]] = {
-    ("qlinear", "cpu"): (
-        Implementation(
-            "qlinear", Isa.AVX512_VNNI, ("int8_gemm.h", "int8_gemm_avx512_vnni.h"), "Avx512Vnni"
-        ),
-        Implementation("qlinear", Isa.AVX2, ("int8_gemm.h", "int8_gemm_avx2.h"), "Avx2"),
-        Implementation(
-            "qlinear", Isa.PORTABLE, ("int8_gemm.h", "int8_gemm_portable.h"), "Portable"
-        ),
-    ),
+    ("qlinear", "cpu"): _int8("qlinear"),
+    ("qlinear_merged", "cpu"): _int8("qlinear_merged"),
+    ("qlinear_rows", "cpu"): _int8("qlinear_rows", "scratch.h", "int8_rows.h"),
     ("attention", "cpu"): (
         Implementation(
             "attention",
             Isa.AVX512_VNNI,
-            ("int8_gemm.h", "int8_gemm_avx512_vnni.h", "attention_avx512_bf16.h"),
+            ("int8_gemm.h", "int8_gemm_avx512_vnni.h", "scratch.h", "attention_avx512_bf16.h"),
             "Avx512Bf16Attention",
             needs_bf16=True,
             operands="bf16_bf16",

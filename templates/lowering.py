@@ -14,25 +14,25 @@ from torch._inductor import ir
 from torch._inductor import lowering as L
 from torch._inductor.virtualized import V
 
-from .. import attention as _attention  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from .. import packing as _packing  # noqa: F401 - defines packed_of
 from ..capability import Capability
 from ..ops import ZERO_POINT_S8
 from . import TEMPLATES
 from .base import KERNEL_META, Implementation, choose
-from .cpu.attention import AttentionTemplate
-from .cpu.qlinear import QLinearTemplate
+from .cpu.qlinear import Epilogue, QLinearTemplate
 
 aten = torch.ops.aten
 qinductor = torch.ops.qinductor
 
 
-def _implementation(op: str) -> Implementation | None:
+def implementation(op: str) -> Implementation:
     """What the pass chose for the node being lowered; the machine's best without our passes."""
     node = V.graph.current_node
     chosen = node.meta.get(KERNEL_META) if node is not None else None
-    return chosen or choose(TEMPLATES[op, "cpu"], Capability.detect())
+    chosen = chosen or choose(TEMPLATES[op, "cpu"], Capability.detect())
+    assert chosen is not None, "the portable one needs nothing"
+    return chosen
 
 
 def _aten(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,92 +112,39 @@ def _qlinear(
         "x": L.view(x, [m, k]),
         "x_scale": x_scale,
         "x_zero_point": x_zero_point,
-        "packed": packed,
-        "w_scale": w_scale,
-        "w_sum": w_sum,
-        "bias": bias,
+        "packed_0": packed,
+        "w_scale_0": w_scale,
+        "w_sum_0": w_sum,
+        "bias_0": bias,
         "residual": residual,
         "out_inverse_scale": out_inverse_scale,
         "out_zero_point": out_zero_point,
     }
-    operands = {name: _contiguous(node) for name, node in given.items() if node is not None}
-    implementation = _implementation("qlinear")
-    assert implementation is not None, "the portable one needs nothing"
     template = QLinearTemplate(
-        implementation,
-        operands,
+        implementation("qlinear"),
+        operands(given),
         ir.FixedLayout(x.get_device(), out_dtype, [m, n]),
-        activation,
-        per_token=_has_many_elements(x_scale),
-        out_per_channel=out_inverse_scale is not None and _has_many_elements(out_inverse_scale),
+        Epilogue(
+            activation,
+            per_token=has_many_elements(x_scale),
+            out_per_channel=has_many_elements(out_inverse_scale),
+        ),
     )
-    output = template.generate().output_node()  # type: ignore[no-untyped-call]
-    return L.view(output, [*lead, n])
+    return L.view(template.emit()[0], [*lead, n])
 
 
-def _contiguous(node: Any) -> Any:
+def operands(given: dict[str, Any]) -> dict[str, Any]:
+    """The operands that are there, each realized and contiguous."""
+    return {name: contiguous(node) for name, node in given.items() if node is not None}
+
+
+def contiguous(node: Any) -> Any:
+    """The node's buffer, or a contiguous copy of it."""
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(node))
 
 
-def _has_many_elements(node: Any) -> bool:
-    """True unless the tensor has one element whatever its symbols are."""
+def has_many_elements(node: Any) -> bool:
+    """True for a tensor, unless it has one element whatever its symbols are."""
+    if node is None:
+        return False
     return not V.graph.sizevars.statically_known_equals(sympy.Mul(*node.get_size()), 1)
-
-
-@L.register_lowering(qinductor.attention.default, type_promotion_kind=None)
-def _attention_lowering(
-    q: Any,
-    k: Any,
-    v: Any,
-    heads: int,
-    scale: float,
-    mask: Any = None,
-    causal: bool = False,
-    out_dtype: torch.dtype = torch.float32,
-    out_inverse_scale: Any = None,
-    out_zero_point: Any = None,
-) -> Any:
-    implementation = _implementation("attention")
-    if implementation is None:
-        eager = L.fallback_handler(qinductor.attention.default, add_to_fallback_set=False)
-        return eager(
-            q, k, v, heads, scale, mask, causal, out_dtype, out_inverse_scale, out_zero_point
-        )
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "out_inverse_scale": out_inverse_scale,
-        "out_zero_point": out_zero_point,
-    }
-    operands = {name: _contiguous(node) for name, node in given.items() if node is not None}
-    if mask is not None:
-        operands["mask"] = _mask_operand(mask, q, k)
-    *batch_and_length, last = q.get_size()
-    width = V.graph.sizevars.guard_int(last)
-    template = AttentionTemplate(
-        implementation,
-        operands,
-        # Head sizes are compile-time constants of the kernel; batch and lengths are not.
-        ir.FixedLayout(q.get_device(), out_dtype, [*batch_and_length, width]),
-        heads,
-        scale,
-        causal,
-        out_per_channel=out_inverse_scale is not None and _has_many_elements(out_inverse_scale),
-    )
-    return template.generate().output_node()  # type: ignore[no-untyped-call]
-
-
-def _mask_operand(mask: Any, q: Any, k: Any) -> Any:
-    """The additive mask with four dimensions, float32, its last dimension one row of keys."""
-    keys = k.get_size()[1]
-    if mask.get_dtype() is torch.bool:
-        seen, hidden = (
-            _aten(aten.full.default, [], value, dtype=torch.float32, device=q.get_device())
-            for value in (0.0, float("-inf"))
-        )
-        mask = _aten(aten.where.self, mask, seen, hidden)
-    mask = L.to_dtype(mask, torch.float32)
-    mask = L.view(mask, [1] * (4 - len(mask.get_size())) + list(mask.get_size()))
-    shape = [*mask.get_size()[:3], keys]
-    return _contiguous(L.expand(mask, shape))

@@ -11,7 +11,7 @@ from torch._inductor.codegen.cpp_utils import cexpr_index
 
 
 def declare(
-    kernel: CppTemplateKernel, operands: dict[str, Any], output: ir.Buffer
+    kernel: CppTemplateKernel, operands: dict[str, Any], outputs: dict[str, ir.Buffer]
 ) -> tuple[str, dict[str, str]]:
     """Write a kernel's signature, and find the first element of each operand.
 
@@ -22,10 +22,10 @@ def declare(
     Args:
         kernel: the kernel being rendered.
         operands: name → realized, contiguous node.
-        output: the buffer that the argument ``out`` is.
+        outputs: name → buffer that is written, whole.
 
     Returns:
-        The signature, and operand name → C++ pointer expression.
+        The signature, and operand or output name → C++ pointer expression.
     """
     arguments: dict[str, str] = {}
     for name, node in operands.items():
@@ -33,13 +33,14 @@ def declare(
     offsets = {name: sympy.sympify(node.get_layout().offset) for name, node in operands.items()}
     signature = kernel.def_kernel(
         inputs={name: operands[name] for name in arguments.values()},
-        outputs={"out": output},
+        outputs=outputs,
         extra_sizevars=list(offsets.values()),
     )
-    return signature, {
+    pointers = {
         name: _plus(arguments[node.get_name()], kernel, offsets[name])
         for name, node in operands.items()
     }
+    return signature, pointers | {name: name for name in outputs}
 
 
 def _plus(argument: str, kernel: CppTemplateKernel, offset: sympy.Expr) -> str:

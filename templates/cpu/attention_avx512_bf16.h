@@ -1,20 +1,19 @@
 // Scaled dot-product attention with bf16 dot products (AVX-512 BF16), float32 sums and softmax.
 //
-// q, k, v: (B, S, H * D) bf16, heads side by side as the projections leave them; nothing is
-// transposed in memory. One task is one head of one sequence: its keys and values are packed into
+// q, k, v: (B, S, H * D) bf16, heads side by side as the projections leave them, perhaps as columns
+// of one wider tensor; nothing is transposed in memory. One task is one head of one sequence: its keys and values are packed into
 // pairs (which vdpbf16ps multiplies), then six queries at a time go through scores, softmax and the
 // weighted sum while everything stays in the L1 and L2 caches.
 #ifndef QINDUCTOR_ATTENTION_AVX512_BF16_H
 #define QINDUCTOR_ATTENTION_AVX512_BF16_H
 #include <immintrin.h>
 #include <limits>
-#include <memory>
-#include <new>
 
 namespace qinductor {
 
 struct AttentionSizes {
   int64_t batch, queries, keys;
+  int64_t q_row, k_row, v_row;  // elements from one row to the next
   int64_t mask_batch, mask_head, mask_query;  // strides of the additive mask, in elements
 };
 
@@ -29,16 +28,6 @@ struct AttentionArgs {
   typename P::Out* out;
 };
 
-struct AlignedDelete {
-  void operator()(void* p) const { ::operator delete(p, std::align_val_t(64)); }
-};
-template <class T>
-using Scratch = std::unique_ptr<T[], AlignedDelete>;
-template <class T>
-inline Scratch<T> scratch(int64_t count) {
-  return Scratch<T>(static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))));
-}
-
 struct Avx512Bf16Attention {
   static constexpr int rows = 6;
   static constexpr float lowest = -std::numeric_limits<float>::infinity();
@@ -47,10 +36,16 @@ struct Avx512Bf16Attention {
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   }
 
+  static inline int32_t pair(const c10::BFloat16* p) {
+    int32_t lanes;
+    std::memcpy(&lanes, p, sizeof lanes);
+    return lanes;
+  }
+
   // out[R][16 * C] = sum over `pairs` of a[r] * b; b advances by `step` lanes of two bf16 a pair.
   // Not inlined: among the caller's live registers the accumulators would be spilled in the loop.
   template <int R, int C>
-  static __attribute__((noinline)) void tile(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t step, int64_t pairs, float* out, int64_t ldo) {
+  static __attribute__((noinline)) void tile(const c10::BFloat16* a, int64_t lda, const uint32_t* b, int64_t step, int64_t pairs, float* out, int64_t ldo) {
     __m512 acc[R][C];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
@@ -62,7 +57,7 @@ struct Avx512Bf16Attention {
       for (int c = 0; c < C; ++c) w[c] = _mm512_loadu_si512(b + p * step + 16 * c);
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
-        const __m512i value = _mm512_set1_epi32(a[r * lda + p]);
+        const __m512i value = _mm512_set1_epi32(pair(a + r * lda + 2 * p));
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) dot(acc[r][c], value, w[c]);
       }
@@ -103,8 +98,8 @@ struct Avx512Bf16Attention {
 
   // Keys into panels of 64: out[panel][d / 2][64] lanes of (d, d + 1); keys past the end are zero.
   template <class P>
-  static void pack_keys(const c10::BFloat16* k, int64_t keys, uint32_t* out) {
-    constexpr int64_t pairs = P::D / 2, ld = P::H * P::D;
+  static void pack_keys(const c10::BFloat16* k, int64_t ld, int64_t keys, uint32_t* out) {
+    constexpr int64_t pairs = P::D / 2;
     for (int64_t j = 0; j < (keys + 63) / 64 * 64; j += 16) {
       uint32_t* panel = out + j / 64 * pairs * 64 + j % 64;
       for (int64_t p = 0; p < pairs; p += 16) {
@@ -122,8 +117,8 @@ struct Avx512Bf16Attention {
 
   // Values into pairs of keys: out[key / 2][padded D] lanes of (v[key][d], v[key + 1][d]).
   template <class P>
-  static void pack_values(const c10::BFloat16* v, int64_t keys, uint32_t* out) {
-    constexpr int64_t ld = P::H * P::D, padded = (P::D + 15) / 16 * 16;
+  static void pack_values(const c10::BFloat16* v, int64_t ld, int64_t keys, uint32_t* out) {
+    constexpr int64_t padded = (P::D + 15) / 16 * 16;
     for (int64_t j = 0; j < (keys + 63) / 64 * 64; j += 2) {
       for (int64_t d = 0; d < P::D; d += 16) {
         const int64_t width = std::min<int64_t>(16, P::D - d);
@@ -183,12 +178,12 @@ struct Avx512Bf16Attention {
   template <class P, int R>
   static void block(const AttentionArgs<P>& a, const AttentionSizes& s, int64_t b, int64_t h, int64_t query,
                     const uint32_t* keys, const uint32_t* values, float* scores, c10::BFloat16* weights) {
-    constexpr int64_t pairs = P::D / 2, ld = P::H * P::D, vectors = (P::D + 15) / 16;
+    constexpr int64_t pairs = P::D / 2, vectors = (P::D + 15) / 16;
     const int64_t padded = (s.keys + 63) / 64 * 64;
     const int64_t last = P::causal ? std::min(s.keys, query + R) : s.keys;
-    const uint32_t* q = (const uint32_t*)(a.q + (b * s.queries + query) * ld + h * P::D);
+    const c10::BFloat16* q = a.q + (b * s.queries + query) * s.q_row + h * P::D;
     for (int64_t j = 0; j < last; j += 64)
-      tile<R, 4>(q, ld / 2, keys + j * pairs, 64, pairs, scores + j, padded);
+      tile<R, 4>(q, s.q_row, keys + j * pairs, 64, pairs, scores + j, padded);
     const int64_t used = (last + 63) / 64 * 64;
     float inverse[R];
     for (int r = 0; r < R; ++r) {
@@ -200,7 +195,7 @@ struct Avx512Bf16Attention {
     }
     alignas(64) float sums[R][vectors * 16];
     const auto columns = [&]<int C>(int64_t v) {
-      tile<R, C>((const uint32_t*)weights, padded / 2, values + 16 * v, vectors * 16, used / 2, &sums[0][16 * v], vectors * 16);
+      tile<R, C>(weights, padded, values + 16 * v, vectors * 16, used / 2, &sums[0][16 * v], vectors * 16);
     };
     for (int64_t v = 0; v + 4 <= vectors; v += 4) columns.template operator()<4>(v);
     if constexpr (vectors % 4 != 0) columns.template operator()<vectors % 4>(vectors / 4 * 4);
@@ -227,7 +222,7 @@ struct Avx512Bf16Attention {
   template <class P>
   static void run(const AttentionArgs<P>& a, const AttentionSizes& s) {
     if (s.batch == 0 || s.queries == 0) return;
-    constexpr int64_t ld = P::H * P::D, vectors = (P::D + 15) / 16;
+    constexpr int64_t vectors = (P::D + 15) / 16;
     const int64_t padded = std::max<int64_t>((s.keys + 63) / 64 * 64, 64), heads = s.batch * P::H;
     const int64_t most = omp_get_max_threads();
     // Fewer heads than threads: the queries of a head are dealt out as well.
@@ -242,8 +237,8 @@ struct Avx512Bf16Attention {
       const int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
       for (int64_t task = tasks * t / count; task < tasks * (t + 1) / count; ++task) {
         const int64_t b = task / parts / P::H, h = task / parts % P::H, part = task % parts;
-        pack_keys<P>(a.k + b * s.keys * ld + h * P::D, s.keys, keys.get());
-        pack_values<P>(a.v + b * s.keys * ld + h * P::D, s.keys, values.get());
+        pack_keys<P>(a.k + b * s.keys * s.k_row + h * P::D, s.k_row, s.keys, keys.get());
+        pack_values<P>(a.v + b * s.keys * s.v_row + h * P::D, s.v_row, s.keys, values.get());
         int64_t query = s.queries * part / parts;
         const int64_t end = s.queries * (part + 1) / parts;
         for (; query + rows <= end; query += rows)

@@ -52,9 +52,9 @@ struct Avx2 {
     }
   }
 
-  template <class P, int R>
-  static void finish(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
-    finish_scalar<P, R>(acc, row, column, a);
+  template <class P>
+  static void block(const Args<P>& a, const Panel<P>& panel, int64_t row, int64_t end) {
+    block_by_tiles<Avx2, P>(a, panel, row, end);
   }
 };
 

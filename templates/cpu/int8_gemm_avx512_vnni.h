@@ -16,28 +16,68 @@ struct Avx512Vnni {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   }
 
-  template <int R, int64_t K>
-  static void tile(const uint8_t* __restrict x, const int8_t* __restrict panel, int32_t* acc) {
+  // Rows [row, end) of a panel. The epilogue of a tile runs between the products of the next one: its
+  // additions, conversions and stores go to units that the products leave idle.
+  template <class P>
+  static void block(const Args<P>& a, const Panel<P>& panel, int64_t row, int64_t end) {
+    alignas(64) int32_t sums[2][rows * kPanel];
+    const int64_t tiles = (end - row + rows - 1) / rows;
+    const int64_t lines = std::min<int64_t>((Sizes<P>::panel_bytes / 64 + tiles - 1) / tiles, 32);
+    const int8_t* next = panel.next;
+    int64_t before = -1;
+    int which = 0;
+    const auto pending = [&](int v) { finish<P, rows>(sums[which ^ 1], v, before, panel, a); };
+    const auto nothing = [](int) {};
+    for_rows<rows>(row, end, [&]<int R>(int64_t at) {
+      for (int64_t line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+      if (overlaps<P> && before >= 0) {
+        tile<R, P::K, rows * 4>(a.x + at * P::K, panel.weights, sums[which], pending);
+      } else {
+        tile<R, P::K, 0>(a.x + at * P::K, panel.weights, sums[which], nothing);
+      }
+      if (overlaps<P> && R == rows) {
+        before = at;
+        which ^= 1;
+        return;
+      }
+      before = -1;
+      for (int v = 0; v < R * 4; ++v) finish<P, R>(sums[which], v, at, panel, a);
+    });
+    if (before >= 0)
+      for (int v = 0; v < rows * 4; ++v) pending(v);
+  }
+
+  // The others call functions, around which every accumulator would have to be saved.
+  template <class P>
+  static constexpr bool overlaps =
+      P::activation == Activation::none || P::activation == Activation::relu || P::activation == Activation::gelu;
+
+  // sum[4][R][16] of R rows and 64 columns, with `pending(0 .. V - 1)` spread over the way.
+  template <int R, int64_t K, int V, class Pending>
+  static __attribute__((noinline)) void tile(const uint8_t* __restrict x, const int8_t* __restrict w, int32_t* out, const Pending& pending) {
     __m512i sum[R][4];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int c = 0; c < 4; ++c) sum[r][c] = _mm512_setzero_si512();
-    constexpr int64_t whole = K / 4;
-    for (int64_t g = 0; g < whole; ++g) {
-      step<R, K>(sum, panel + g * 4 * kPanel, [&](int r) { return load_group<K>(x + r * K, g * 4); });
+    constexpr int64_t groups = K / 4, chunk = V ? groups / V : 0;
+    const auto load = [&](int r) __attribute__((always_inline)) { return load_group(x + r * K); };
+    if constexpr (V > 0) {
+      for (int v = 0; v < V; ++v) {
+        for (int64_t g = 0; g < chunk; ++g, x += 4, w += 4 * kPanel) step<R>(sum, w, load);
+        pending(v);
+      }
     }
-    if constexpr (K % 4 != 0) {
-      step<R, K>(sum, panel + whole * 4 * kPanel,
-                 [&](int r) { return load_short_group(x + r * K, whole * 4, K % 4); });
-    }
+    for (int64_t g = V * chunk; g < groups; ++g, x += 4, w += 4 * kPanel) step<R>(sum, w, load);
+    if constexpr (K % 4 != 0)
+      step<R>(sum, w, [&](int r) { return load_short_group(x + r * K, K % 4); });
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int c = 0; c < 4; ++c) _mm512_store_si512(acc + r * kPanel + 16 * c, sum[r][c]);
+      for (int c = 0; c < 4; ++c) _mm512_store_si512(out + (c * R + r) * 16, sum[r][c]);
   }
 
-  template <int R, int64_t K, class Load>
+  template <int R, class Load>
   static inline __attribute__((always_inline)) void step(__m512i (&sum)[R][4], const int8_t* w, Load load) {
     __m512i b[4];
 #pragma GCC unroll 4
@@ -117,15 +157,8 @@ struct Avx512Vnni {
     } else if constexpr (std::is_same_v<typename P::Out, c10::Half>) {
       _mm256_mask_storeu_epi16(out, mask, _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     } else {
-#ifdef __AVX512BF16__
-      // One instruction, where no lane is a subnormal, which it would flush, or a NaN, whose payload
-      // it would keep.
-      if (__builtin_expect(_mm512_fpclass_ps_mask(y, 0x20 | 0x01 | 0x80) == 0, 1)) {
-        _mm256_mask_storeu_epi16(out, mask, (__m256i)_mm512_cvtneps_pbh(y));
-        return;
-      }
-#endif
-      // To bfloat16, ties to even, in integers.
+      // To bfloat16, ties to even, in integers: vcvtneps2bf16 would flush subnormals, and the branch
+      // that avoids it costs more than these additions, which run beside the products.
       const __m512i bits = _mm512_castps_si512(y);
       const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
       __m512i half = _mm512_srli_epi32(
@@ -136,36 +169,22 @@ struct Avx512Vnni {
     }
   }
 
-  // Columns outermost: what belongs to a column is loaded once for all rows of the tile.
+  // Vector v of a tile's sums: row v % R, columns 16 * (v / R) and on.
   template <class P, int R>
-  static inline void finish(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
-    const int64_t count = columns_of<P>(column);
-    const __m512i zero_point = _mm512_set1_epi32(*a.x_zero_point);
-    __m512 inverse_scale = _mm512_set1_ps(1.0f), out_zero_point = _mm512_setzero_ps();
-    if constexpr (P::requantizes) {
-      inverse_scale = _mm512_set1_ps(*a.out_inverse_scale);
-      out_zero_point = _mm512_set1_ps(static_cast<float>(*a.out_zero_point));
-    }
-    for (int c = 0; c < 4; ++c) {
-      const int64_t n = column + 16 * c, left = count - 16 * c;
-      const __mmask16 mask = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
-      if (P::N % kPanel != 0 && mask == 0) break;
-      const __m512i comp = _mm512_mullo_epi32(zero_point, _mm512_maskz_loadu_epi32(mask, a.w_sum + n));
-      const __m512 w_scale = _mm512_maskz_loadu_ps(mask, a.w_scale + n);
-      __m512 bias = _mm512_setzero_ps();
-      if constexpr (P::has_bias) bias = load(a.bias + n, mask);
-      if constexpr (P::requantizes && P::out_per_channel) inverse_scale = _mm512_maskz_loadu_ps(mask, a.out_inverse_scale + n);
-      for (int r = 0; r < R; ++r) {
-        const __m512 x_scale = _mm512_set1_ps(a.x_scale[P::per_token ? row + r : 0]);
-        __m512 y = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(acc + r * kPanel + 16 * c), comp));
-        y = _mm512_mul_ps(_mm512_mul_ps(y, x_scale), w_scale);
-        if constexpr (P::has_bias) y = _mm512_add_ps(y, bias);
-        y = activate<P::activation>(y);
-        const int64_t at = (row + r) * P::N + n;
-        if constexpr (P::has_residual) y = _mm512_add_ps(y, load(a.residual + at, mask));
-        store_vector<P>(y, a.out + at, mask, inverse_scale, out_zero_point);
-      }
-    }
+  static inline __attribute__((always_inline)) void finish(const int32_t* sums, int v, int64_t row, const Panel<P>& panel, const Args<P>& a) {
+    const int64_t c = v / R * 16, left = panel.count - c;
+    const __mmask16 mask = Sizes<P>::whole || left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+    row += v % R;
+    const __m512i sum = _mm512_sub_epi32(_mm512_load_si512(sums + v * 16), _mm512_load_si512(panel.compensation + c));
+    __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(a.x_scale[P::per_token ? row : 0]));
+    y = _mm512_mul_ps(y, _mm512_load_ps(panel.w_scale + c));
+    if constexpr (P::has_bias) y = _mm512_add_ps(y, _mm512_load_ps(panel.bias + c));
+    y = activate<P::activation>(y);
+    const int64_t at = row * P::N + panel.column + c;
+    if constexpr (P::has_residual) y = _mm512_add_ps(y, load(a.residual + at, mask));
+    __m512 inverse_scale = _mm512_setzero_ps();
+    if constexpr (P::requantizes) inverse_scale = _mm512_load_ps(panel.inverse_scale + c);
+    store_vector<P>(y, a.out + at, mask, inverse_scale, _mm512_set1_ps(panel.out_zero_point));
   }
 };
 

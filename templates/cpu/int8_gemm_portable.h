@@ -19,9 +19,9 @@ struct Portable {
     }
   }
 
-  template <class P, int R>
-  static void finish(const int32_t* acc, int64_t row, int64_t column, const Args<P>& a) {
-    finish_scalar<P, R>(acc, row, column, a);
+  template <class P>
+  static void block(const Args<P>& a, const Panel<P>& panel, int64_t row, int64_t end) {
+    block_by_tiles<Portable, P>(a, panel, row, end);
   }
 };
 
