@@ -122,23 +122,23 @@ def _parameter(call: fx.Node, other: fx.Node) -> fx.Node:
 def _fuse(graph: fx.Graph, linear: fx.Node, norm: _Norm | None) -> str:
     """Replace ``linear`` and what follows it; return what the report says."""
     result = linear if norm is None else norm.output
-    quantizer = next((u for u in result.users if _takes(u)), None)
+    quantizer = next((user for user in result.users if _can_follow(user, result)), None)
     keeps = len(result.users) > (0 if quantizer is None else 1)
     if norm is None and (quantizer is None or keeps):
         raise _Refused("the float output has other readers as well")
     names = ("x", "x_scale", "x_zero_point", "packed", "w_scale", "w_sum", "bias", "residual")
     kind = "none"
     fixed: tuple[Any, Any] = (None, None)
-    per_token = (1.0, 0.0)
+    per_token: tuple[Any, float, float] = (None, 1.0, 0.0)
     if quantizer is not None and quantizer.target is QUANTIZE:
         kind = "fixed"
         fixed = (argument(quantizer, "inverse_scale"), argument(quantizer, "zero_point"))
     elif quantizer is not None:
         kind = "per_token"
-        per_token = (argument(quantizer, "divisor"), argument(quantizer, "min_scale"))
+        names_of_it = ("multiplier", "divisor", "min_scale")
+        per_token = tuple(argument(quantizer, name) for name in names_of_it)
     affine = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-    last = _latest(result, *(n for n in (*affine[:2], *fixed) if n is not None))
-    with graph.inserting_after(last):
+    with graph.inserting_after(result):
         rows = graph.call_function(
             ROWS,
             (
@@ -176,13 +176,8 @@ def _fuse(graph: fx.Graph, linear: fx.Node, norm: _Norm | None) -> str:
     return f"{' and '.join(parts)} in the epilogue, while a row is in the cache"
 
 
-def _takes(user: fx.Node) -> bool:
-    """True for a quantizer that the kernel has."""
-    if is_call(user, PER_TOKEN):
-        return argument(user, "multiplier") is None
-    return is_call(user, QUANTIZE)
-
-
-def _latest(*nodes: fx.Node) -> fx.Node:
-    """The node that comes last in the graph."""
-    return max(nodes)
+def _can_follow(user: fx.Node, result: fx.Node) -> bool:
+    """True for a quantizer whose scales exist where ``result`` does."""
+    return is_call(user, QUANTIZE, PER_TOKEN) and all(
+        node < result for node in user.all_input_nodes if node is not result
+    )

@@ -31,7 +31,7 @@ _lib.define(
     "qlinear_rows(Tensor x, Tensor x_scale, Tensor x_zero_point, Tensor packed, Tensor w_scale, "
     "Tensor w_sum, Tensor? bias, Tensor? residual, str activation, Tensor? norm_weight, "
     "Tensor? norm_bias, float eps, bool keeps, str quantizer, Tensor? out_inverse_scale, "
-    "Tensor? out_zero_point, float divisor, float min_scale) -> Tensor[]",
+    "Tensor? out_zero_point, Tensor? multiplier, float divisor, float min_scale) -> Tensor[]",
     tags=TAGS,
 )
 
@@ -88,6 +88,7 @@ def qlinear_rows(
     quantizer: str,
     out_inverse_scale: Tensor | None,
     out_zero_point: Tensor | None,
+    multiplier: Tensor | None,
     divisor: float,
     min_scale: float,
 ) -> list[Tensor]:
@@ -110,7 +111,8 @@ def qlinear_rows(
         quantizer: one of :data:`QUANTIZERS`.
         out_inverse_scale: as in :func:`qinductor.ops.quantize`, for ``fixed``.
         out_zero_point: likewise.
-        divisor: as in :func:`qinductor.ops.quantize_per_token`, for ``per_token``.
+        multiplier: as in :func:`qinductor.ops.quantize_per_token`, for ``per_token``.
+        divisor: likewise.
         min_scale: likewise.
 
     Returns:
@@ -126,7 +128,7 @@ def qlinear_rows(
         assert out_inverse_scale is not None and out_zero_point is not None
         outputs.append(quantize(y, out_inverse_scale, out_zero_point))
     elif quantizer == "per_token":
-        outputs.extend(quantize_per_token(y, None, divisor, min_scale))
+        outputs.extend(quantize_per_token(y, multiplier, divisor, min_scale))
     return outputs
 
 
@@ -170,6 +172,7 @@ def _rows_fake(
     quantizer: str,
     out_inverse_scale: Tensor | None,
     out_zero_point: Tensor | None,
+    multiplier: Tensor | None,
     divisor: float,
     min_scale: float,
 ) -> list[Tensor]:

@@ -72,6 +72,7 @@ def _qlinear_rows(
     quantizer: str,
     out_inverse_scale: Any,
     out_zero_point: Any,
+    multiplier: Any,
     divisor: float,
     min_scale: float,
 ) -> Any:
@@ -89,6 +90,7 @@ def _qlinear_rows(
         "norm_bias": norm_bias,
         "row_inverse_scale": out_inverse_scale,
         "row_zero_point": out_zero_point,
+        "multiplier": multiplier,
     }
     outputs = {
         name: ir.FixedLayout(x.get_device(), dtype, [m, columns])

@@ -132,47 +132,52 @@ struct Avx512Bf16Attention {
     }
   }
 
-  // e**x for x <= 0, relative error below 3e-6: far below a bf16 step of 2**-8.
-  static inline __m512 exp(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-104.0f));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147182f), x);
-    __m512 p = _mm512_set1_ps(1.0f / 120);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  // 2**x for x <= 0 and NaN, relative error below 3e-6: far below a bf16 step of 2**-8. 2**0 is 1.
+  static inline __m512 exp2(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // of a NaN and a number the second, the NaN
+    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(kExp2[4]);
+#pragma GCC unroll 4
+    for (int power = 3; power >= 0; --power) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kExp2[power]));
     return _mm512_scalef_ps(p, n);
   }
 
-  // One row of scores → bf16 probabilities, not yet divided by their sum. Returns 1 / sum; 0 for a
-  // row whose keys are all masked, so that its output is zero.
+  // A row of scores times scale plus mask, in units of log2(e), so that powers of two follow; keys
+  // from `limit` on do not exist. Returns the largest of each lane.
   template <class P>
-  static inline float softmax(float* scores, const float* mask, int64_t limit, int64_t padded, c10::BFloat16* out) {
-    const __m512 scale = _mm512_set1_ps(P::scale);
+  static inline __m512 scale_row(float* scores, const float* mask, int64_t limit, int64_t padded) {
+    constexpr float log2e = 1.44269504f;
+    const __m512 scale = _mm512_set1_ps(P::scale * log2e), unit = _mm512_set1_ps(log2e);
     __m512 top = _mm512_set1_ps(lowest);
-    for (int64_t j = 0; j < padded; j += 16) {
-      const __mmask16 live = limit - j >= 16 ? 0xffff : limit > j ? (1u << (limit - j)) - 1 : 0;
-      __m512 x = _mm512_mul_ps(_mm512_loadu_ps(scores + j), scale);
-      if constexpr (P::has_mask) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(live, mask + j));
-      x = _mm512_mask_mov_ps(_mm512_set1_ps(lowest), live, x);
+    const auto scaled = [&](int64_t j, __mmask16 live) __attribute__((always_inline)) {
+      __m512 x = _mm512_loadu_ps(scores + j);
+      if constexpr (P::has_mask) {
+        x = _mm512_fmadd_ps(x, scale, _mm512_mul_ps(_mm512_maskz_loadu_ps(live, mask + j), unit));
+      } else {
+        x = _mm512_mul_ps(x, scale);
+      }
+      if (live != 0xffff) x = _mm512_mask_mov_ps(_mm512_set1_ps(lowest), live, x);
       _mm512_storeu_ps(scores + j, x);
       top = _mm512_max_ps(x, top);  // a NaN score is left out of the maximum, not of the sum
-    }
-    const float highest = _mm512_reduce_max_ps(top);
+    };
+    const int64_t whole = limit / 16 * 16;
+    for (int64_t j = 0; j < whole; j += 16) scaled(j, 0xffff);
+    for (int64_t j = whole; j < padded; j += 16) scaled(j, limit > j ? (1u << (limit - j)) - 1 : 0);
+    return top;
+  }
+
+  // Scaled scores → bf16 probabilities, not yet divided by their sum, which is returned by lanes.
+  static inline __m512 exponentials(const float* scores, float highest, int64_t padded, c10::BFloat16* out) {
     const __m512 shift = _mm512_set1_ps(highest == lowest ? 0.0f : highest);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < padded; j += 32) {
-      const __m512 x0 = _mm512_sub_ps(_mm512_loadu_ps(scores + j), shift);
-      const __m512 x1 = _mm512_sub_ps(_mm512_loadu_ps(scores + j + 16), shift);
-      __m512 e0 = exp(x0), e1 = exp(x1);
-      e0 = _mm512_mask_mov_ps(e0, _mm512_cmp_ps_mask(x0, x0, _CMP_UNORD_Q), x0);
-      e1 = _mm512_mask_mov_ps(e1, _mm512_cmp_ps_mask(x1, x1, _CMP_UNORD_Q), x1);
+      const __m512 e0 = exp2(_mm512_sub_ps(_mm512_loadu_ps(scores + j), shift));
+      const __m512 e1 = exp2(_mm512_sub_ps(_mm512_loadu_ps(scores + j + 16), shift));
       sum = _mm512_add_ps(sum, _mm512_add_ps(e0, e1));
       _mm512_storeu_si512(out + j, (__m512i)_mm512_cvtne2ps_pbh(e1, e0));
     }
-    return highest == lowest ? 0.0f : 1.0f / _mm512_reduce_add_ps(sum);
+    return sum;
   }
 
   template <class P, int R>
@@ -185,14 +190,20 @@ struct Avx512Bf16Attention {
     for (int64_t j = 0; j < last; j += 64)
       tile<R, 4>(q, s.q_row, keys + j * pairs, 64, pairs, scores + j, padded);
     const int64_t used = (last + 63) / 64 * 64;
-    float inverse[R];
+    // Step by step for all rows: the reductions of one row wait for nothing of another.
+    float highest[R], inverse[R];
+    __m512 lanes[R];
     for (int r = 0; r < R; ++r) {
       const float* mask = nullptr;
       if constexpr (P::has_mask)
         mask = a.mask + b * s.mask_batch + h * s.mask_head + (query + r) * s.mask_query;
       const int64_t limit = P::causal ? std::min(s.keys, query + r + 1) : s.keys;
-      inverse[r] = softmax<P>(scores + r * padded, mask, limit, used, weights + r * padded);
+      lanes[r] = scale_row<P>(scores + r * padded, mask, limit, used);
     }
+    for (int r = 0; r < R; ++r) highest[r] = _mm512_reduce_max_ps(lanes[r]);
+    for (int r = 0; r < R; ++r) lanes[r] = exponentials(scores + r * padded, highest[r], used, weights + r * padded);
+    // A row whose keys are all masked gives zeros.
+    for (int r = 0; r < R; ++r) inverse[r] = highest[r] == lowest ? 0.0f : 1.0f / _mm512_reduce_add_ps(lanes[r]);
     alignas(64) float sums[R][vectors * 16];
     const auto columns = [&]<int C>(int64_t v) {
       tile<R, C>(weights, padded, values + 16 * v, vectors * 16, used / 2, &sums[0][16 * v], vectors * 16);
@@ -239,12 +250,11 @@ struct Avx512Bf16Attention {
         const int64_t b = task / parts / P::H, h = task / parts % P::H, part = task % parts;
         pack_keys<P>(a.k + b * s.keys * s.k_row + h * P::D, s.k_row, s.keys, keys.get());
         pack_values<P>(a.v + b * s.keys * s.v_row + h * P::D, s.v_row, s.keys, values.get());
-        int64_t query = s.queries * part / parts;
+        const int64_t query = s.queries * part / parts;
         const int64_t end = s.queries * (part + 1) / parts;
-        for (; query + rows <= end; query += rows)
-          block<P, rows>(a, s, b, h, query, keys.get(), values.get(), scores.get(), weights.get());
-        for (; query < end; ++query)
-          block<P, 1>(a, s, b, h, query, keys.get(), values.get(), scores.get(), weights.get());
+        for_rows<rows>(query, end, [&]<int R>(int64_t at) {
+          block<P, R>(a, s, b, h, at, keys.get(), values.get(), scores.get(), weights.get());
+        });
       }
     }
   }

@@ -4,7 +4,7 @@
 // Such an epilogue needs a row's last column before it can write the first. A thread therefore takes
 // so few rows at a time that their float32 outputs stay in its L2 cache, and what reaches memory is
 // what the next layer reads. P says, besides the problem of int8_gemm.h:
-//   normalizes, keeps, quantizes (Quantizer), eps, divisor, min_scale, Norm
+//   normalizes, keeps, quantizes (Quantizer), scale_per_channel, multiplies, eps, divisor, min_scale, Norm
 // All of a row's arithmetic is float32 on vectors of 16, sums in four of them, added pairwise at the
 // end: the order, and with it every bit, is the same on every instruction set.
 #ifndef QINDUCTOR_INT8_ROWS_H
@@ -19,6 +19,7 @@ struct RowArgs {
   const typename P::Norm* norm_bias;
   const float* inverse_scale;
   const int32_t* zero_point;
+  const float* multiplier;
   float* kept;
   uint8_t* codes;
   float* scales;
@@ -126,6 +127,13 @@ struct Normal {
   }
 };
 
+// What a quantizer per token sees of v.
+template <int64_t C, class P>
+inline Floats multiplied(Floats v, int64_t j, const RowArgs<P>& r) {
+  if constexpr (P::multiplies) v = v * load_floats<C>(r.multiplier + j);
+  return v;
+}
+
 // What happens to one row when all of its columns are there. One pass over it, after those of the
 // mean and the variance; codes with a scale of their own take one more.
 template <class P>
@@ -138,7 +146,7 @@ inline void finish_row(float* y, int64_t row, const RowArgs<P>& r) {
   over_row<P::N>([&]<int64_t C>(int64_t j) {
     const Floats v = normal.template of<C>(y, j, r);
     if constexpr (P::keeps || P::normalizes) store_floats<C>(kept + j, v);
-    if constexpr (P::quantizes == Quantizer::per_token) magnitude.add(v);
+    if constexpr (P::quantizes == Quantizer::per_token) magnitude.add(multiplied<C>(v, j, r));
     if constexpr (P::quantizes == Quantizer::fixed) {
       const float* inverse = r.inverse_scale;
       Floats factor = zero + *inverse;
@@ -151,7 +159,9 @@ inline void finish_row(float* y, int64_t row, const RowArgs<P>& r) {
     const float scale = amax < P::min_scale ? P::min_scale : amax;
     const Floats inverse = zero + 1.0f / scale;
     r.scales[row] = scale;
-    over_row<P::N>([&]<int64_t C>(int64_t j) { store_codes<C>(codes + j, load_floats<C>(kept + j), inverse, 128.0f); });
+    over_row<P::N>([&]<int64_t C>(int64_t j) {
+      store_codes<C>(codes + j, multiplied<C>(load_floats<C>(kept + j), j, r), inverse, 128.0f);
+    });
   }
 }
 

@@ -27,7 +27,7 @@ from .qlinear import (
 from .template import OperatorTemplate
 from .text import cpp_bool
 
-ROW_OPERANDS = ("norm_weight", "norm_bias", "row_inverse_scale", "row_zero_point")
+ROW_OPERANDS = ("norm_weight", "norm_bias", "row_inverse_scale", "row_zero_point", "multiplier")
 """Operands of the C++ struct ``RowArgs``, before its outputs."""
 ROW_OUTPUTS = ("kept", "codes", "scales")
 """Outputs, of which a call has some: float32 rows, uint8 codes, float32 scales."""
@@ -85,6 +85,7 @@ class QLinearRowsTemplate(OperatorTemplate):
   static constexpr bool normalizes = {cpp_bool(norm is not None)};
   static constexpr bool keeps = {cpp_bool("kept" in self.outputs)};
   static constexpr auto quantizes = qinductor::Quantizer::{row.quantizer};
+  static constexpr bool multiplies = {cpp_bool("multiplier" in self.operands)};
   static constexpr bool scale_per_channel = {cpp_bool(row.scale_per_channel)};
   static constexpr float eps = {row.eps!r}f, divisor = {row.divisor!r}f, min_scale = {row.min_scale!r}f;"""  # noqa: E501
 

@@ -15,7 +15,7 @@ from torch._inductor.utils import Placeholder
 
 from ..base import Implementation
 from .arguments import declare
-from .text import gelu_table, sources
+from .text import sources, tables
 
 
 class OperatorTemplate(CppTemplate, abc.ABC):
@@ -104,7 +104,7 @@ class OperatorTemplate(CppTemplate, abc.ABC):
         problem = f"Problem_{kernel.kernel_name}"
         return f"""\
 {self.header().getvalue()}
-{gelu_table()}
+{tables()}
 {sources(self.implementation)}
 // {self.implementation.kernel_name}
 struct {problem} {{

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 from ...activations import GELU_COEFFICIENTS, GELU_LIMIT, GELU_SEGMENTS_PER_UNIT
+from ...attention import EXP2_COEFFICIENTS
 from ..base import Implementation
 
 
@@ -25,20 +26,22 @@ def cpp_bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-def gelu_table() -> str:
-    """The coefficients of :mod:`qinductor.activations` as C++ constants."""
+def tables() -> str:
+    """The coefficients of the approximations as C++ constants."""
     columns = ",\n".join(
         "{" + ", ".join(f"{value!r}f" for value in column) + "}"
         for column in zip(*GELU_COEFFICIENTS, strict=True)
     )
+    exp2 = ", ".join(f"{value!r}f" for value in EXP2_COEFFICIENTS)
     return f"""\
-#ifndef QINDUCTOR_GELU_TABLE
-#define QINDUCTOR_GELU_TABLE
+#ifndef QINDUCTOR_TABLES
+#define QINDUCTOR_TABLES
 namespace qinductor {{
 constexpr float kGeluLimit = {GELU_LIMIT!r}f, kGeluSegmentsPerUnit = {GELU_SEGMENTS_PER_UNIT!r}f;
 alignas(64) constexpr float kGelu[5][16] = {{
 {columns}
 }};
+constexpr float kExp2[5] = {{{exp2}}};
 }}
 #endif
 """
