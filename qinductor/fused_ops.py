@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import ConfigError
-from .ops import TAGS, qlinear, quantize, quantize_per_token
+from .ops import (
+    FLOATS,
+    TAGS,
+    _check_qlinear,
+    _check_tensor,
+    _has_shape,
+    qlinear,
+    quantize,
+    quantize_per_token,
+)
 
 QUANTIZERS = ("none", "fixed", "per_token")
 """What :func:`qlinear_rows` does with a finished row; the C++ enum of the same names."""
@@ -61,6 +70,7 @@ def qlinear_merged(
     Returns:
         ``out_dtype`` (..., number of weights * N): the outputs side by side, in order.
     """
+    _check_merged(x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, out_dtype)
     biases: list[Tensor] | list[None] = bias or [None] * len(packed)
     return torch.cat(
         [
@@ -69,6 +79,27 @@ def qlinear_merged(
         ],
         dim=-1,
     )
+
+
+def _check_merged(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: list[Tensor],
+    w_scale: list[Tensor],
+    w_sum: list[Tensor],
+    bias: list[Tensor],
+    out_dtype: torch.dtype,
+) -> None:
+    widths = [scale.shape[0] for scale in w_scale]
+    if any(width != widths[0] for width in widths) or len(bias) not in (0, len(packed)):
+        raise ConfigError(
+            f"merged linears have {widths} outputs and {len(bias)} of {len(packed)} biases; they "
+            "need one number of outputs, and all or no biases."
+        )
+    biases: list[Tensor] | list[None] = bias or [None] * len(packed)
+    for weight in zip(packed, w_scale, w_sum, biases, strict=True):
+        _check_qlinear(x, x_scale, x_zero_point, *weight, None, "none", out_dtype, None, None)
 
 
 def qlinear_rows(
@@ -119,9 +150,13 @@ def qlinear_rows(
         What was asked for, in this order: float32 rows (..., N) if ``keeps``; uint8 codes (..., N)
         unless the quantizer is ``none``; float32 scales (..., 1) if it is ``per_token``.
     """
+    _check_qlinear(
+        x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
+        torch.float32, None, None,
+    )  # fmt: skip
+    _check_rows(w_scale, norm_weight, norm_bias, quantizer, multiplier)
     y = qlinear(x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation)
-    if norm_weight is not None:
-        assert norm_bias is not None
+    if norm_weight is not None and norm_bias is not None:
         y = F.layer_norm(y, y.shape[-1:], norm_weight.float(), norm_bias.float(), eps)
     outputs = [y] if keeps else []
     if quantizer == "fixed":
@@ -130,6 +165,26 @@ def qlinear_rows(
     elif quantizer == "per_token":
         outputs.extend(quantize_per_token(y, multiplier, divisor, min_scale))
     return outputs
+
+
+def _check_rows(
+    w_scale: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    quantizer: str,
+    multiplier: Tensor | None,
+) -> None:
+    if quantizer not in QUANTIZERS:
+        raise ConfigError(f"unknown quantizer {quantizer!r}. Valid: {', '.join(QUANTIZERS)}.")
+    if (norm_weight is None) != (norm_bias is None):
+        raise ConfigError("norm_weight and norm_bias are needed together.")
+    n = w_scale.shape[0]
+    for name, tensor in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        if tensor is not None:
+            _check_tensor(name, tensor, FLOATS, _has_shape(tensor, (n,)), f"({n},)")
+    if multiplier is not None:
+        fits = _has_shape(multiplier, (n,))
+        _check_tensor("multiplier", multiplier, (torch.float32,), fits, f"({n},)")
 
 
 _lib.impl("qlinear_merged", qlinear_merged, "CompositeExplicitAutograd")
@@ -146,13 +201,8 @@ def _merged_fake(
     bias: list[Tensor],
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    widths = {scale.shape[0] for scale in w_scale}
-    if len(widths) != 1 or len(bias) not in (0, len(packed)):
-        raise ConfigError(
-            f"merged linears have {sorted(widths)} outputs and {len(bias)} of {len(packed)} "
-            "biases; they need one number of outputs, and all or no biases."
-        )
-    return x.new_empty((*x.shape[:-1], widths.pop() * len(packed)), dtype=out_dtype)
+    _check_merged(x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, out_dtype)
+    return x.new_empty((*x.shape[:-1], w_scale[0].shape[0] * len(packed)), dtype=out_dtype)
 
 
 def _rows_fake(
@@ -176,8 +226,11 @@ def _rows_fake(
     divisor: float,
     min_scale: float,
 ) -> list[Tensor]:
-    if quantizer not in QUANTIZERS:
-        raise ConfigError(f"unknown quantizer {quantizer!r}. Valid: {', '.join(QUANTIZERS)}.")
+    _check_qlinear(
+        x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
+        torch.float32, None, None,
+    )  # fmt: skip
+    _check_rows(w_scale, norm_weight, norm_bias, quantizer, multiplier)
     shape = (*x.shape[:-1], w_scale.shape[0])
     outputs = [x.new_empty(shape, dtype=torch.float32)] if keeps else []
     if quantizer != "none":

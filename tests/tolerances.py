@@ -69,3 +69,22 @@ def attention_bound(values: torch.Tensor) -> float:
     sums it stays below 2**-12 for the sizes tested.
     """
     return (BF16_STEP / 2 + 2.0**-12) * float(values.float().abs().max())
+
+
+def layer_norm_bound(y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Bound of |float32 layer normalization - the exact one| of the same float32 rows, (M, N).
+
+    A sum in 64 interleaved parts, added pairwise, rounds at most N / 64 + 6 times. The mean is
+    wrong by that times mean|y|; in units of the standard deviation this shifts each normalized
+    value, and enters the variance, whose square root halves its relative error, once more. The last
+    multiplication and addition round the result itself.
+    """
+    steps = y.shape[-1] // 64 + 8
+    wide = y.double()
+    centred = wide - wide.mean(dim=-1, keepdim=True)
+    deviation = (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    normal = centred.abs() / deviation
+    shift = gamma(steps) * wide.abs().mean(dim=-1, keepdim=True) / deviation
+    error = shift + normal * (shift + gamma(steps + 6))
+    magnitude = weight.double().abs()
+    return magnitude * error + gamma(3) * (magnitude * normal + bias.double().abs())
