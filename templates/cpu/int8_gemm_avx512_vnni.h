@@ -27,24 +27,28 @@ struct Avx512Vnni {
     int64_t before = -1;
     int which = 0;
     const auto pending = [&](int v) { finish<P, rows>(sums[which ^ 1], v, before, panel, a); };
+    const auto flush = [&] {
+      for (int v = 0; before >= 0 && v < rows * 4; ++v) pending(v);
+      before = -1;
+    };
     const auto nothing = [](int) {};
     for_rows<rows>(row, end, [&]<int R>(int64_t at) {
       for (int64_t line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
-      if (overlaps<P> && before >= 0) {
-        tile<R, P::K, rows * 4>(a.x + at * P::K, panel.weights, sums[which], pending);
-      } else {
-        tile<R, P::K, 0>(a.x + at * P::K, panel.weights, sums[which], nothing);
-      }
-      if (overlaps<P> && R == rows) {
+      if constexpr (overlaps<P> && R == rows) {
+        if (before < 0) {
+          tile<R, P::K, 0>(a.x + at * P::K, panel.weights, sums[which], nothing);
+        } else {
+          tile<R, P::K, rows * 4>(a.x + at * P::K, panel.weights, sums[which], pending);
+        }
         before = at;
         which ^= 1;
-        return;
+      } else {
+        flush();
+        tile<R, P::K, 0>(a.x + at * P::K, panel.weights, sums[which], nothing);
+        for (int v = 0; v < R * 4; ++v) finish<P, R>(sums[which], v, at, panel, a);
       }
-      before = -1;
-      for (int v = 0; v < R * 4; ++v) finish<P, R>(sums[which], v, at, panel, a);
     });
-    if (before >= 0)
-      for (int v = 0; v < rows * 4; ++v) pending(v);
+    flush();
   }
 
   // The others call functions, around which every accumulator would have to be saved.
