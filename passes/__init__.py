@@ -14,6 +14,7 @@ from .pt2e_chain import Pt2eChain
 from .qlinear_epilogue import FuseActivation, FuseRequantize, FuseResidual
 from .row_epilogue import FuseRows
 from .shared_quantize import ShareQuantize
+from .sink_select import SinkSelect
 from .torchao_chain import TorchaoChain
 
 PASSES: tuple[Pass, ...] = (
@@ -24,6 +25,7 @@ PASSES: tuple[Pass, ...] = (
     FuseActivation(),  # GELU, ReLU … into the int8 linear
     FuseResidual(),  # + residual into the int8 linear
     FuseAttention(),  # the projections' heads, SDPA and the way back in one kernel
+    SinkSelect(),  # only the rows that a classifier reads
     MergeProjections(),  # one GEMM for queries, keys and values
     FuseRows(),  # layer normalization and quantizer while a row is in the cache
     FuseRequantize(),  # the next layer's quantizer into what computes its input

@@ -171,7 +171,8 @@ def capture(
             return None
 
     def backend(gm: fx.GraphModule, example: list[Any]) -> Any:
-        taken.append([leaf for e in example for leaf in _leaves(e)])
+        # Dynamo may trace again, with other sizes known; the last attempt counts.
+        taken[:] = [[leaf for e in example for leaf in _leaves(e)]]
         return compile_fx(gm, example, config_patches={"post_grad_custom_pre_pass": Take()})
 
     torch._dynamo.reset()
