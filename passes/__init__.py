@@ -7,6 +7,7 @@ if __name__ == "passes":
 
 from .attention import FuseAttention
 from .base import Pass, PassLog
+from .check_nan import CheckNan
 from .inference_scale import DropInferenceScale
 from .kernels import ChooseKernels
 from .merge_projections import MergeProjections
@@ -22,6 +23,7 @@ PASSES: tuple[Pass, ...] = (
     TorchaoChain(),  # int8 linears of a model that torchao converted
     Pt2eChain(),  # int8 linears of a model that PT2E quantized
     ShareQuantize(),  # one quantizer for all readers of a tensor
+    CheckNan(),  # on request: NaN in what is quantized
     FuseActivation(),  # GELU, ReLU … into the int8 linear
     FuseResidual(),  # + residual into the int8 linear
     FuseAttention(),  # the projections' heads, SDPA and the way back in one kernel
@@ -32,4 +34,7 @@ PASSES: tuple[Pass, ...] = (
     ChooseKernels(),  # which template runs each int8 linear; names what stays float
 )
 
-__all__ = ["PASSES", "Pass", "PassLog"]
+ON_REQUEST = ("check_nan",)
+"""Passes that run only where the option of their name is set."""
+
+__all__ = ["ON_REQUEST", "PASSES", "Pass", "PassLog"]

@@ -10,7 +10,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ..capability import Capability
 from ..config import QSimConfig
 from ..digest import cache_key
-from . import PASSES
+from . import ON_REQUEST, PASSES
 from .base import Entry, PassLog
 
 
@@ -34,7 +34,11 @@ class QSimPasses(CustomGraphPass):
         """Rewrite ``graph`` in place."""
         log = PassLog()
         for rule in PASSES:
-            if not (rule.optional and rule.name in self.config.disable):
+            if rule.name in ON_REQUEST:
+                wanted = bool(getattr(self.config, rule.name))
+            else:
+                wanted = not (rule.optional and rule.name in self.config.disable)
+            if wanted:
                 rule.run(graph, self.capability, log)
         graph.eliminate_dead_code()
         graph.lint()

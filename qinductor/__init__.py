@@ -48,6 +48,9 @@ if TYPE_CHECKING:
         ModelError as ModelError,
     )
     from .errors import (
+        NanActivationError as NanActivationError,
+    )
+    from .errors import (
         QInductorError as QInductorError,
     )
     from .errors import (
@@ -143,6 +146,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ConfigError",
         "ConversionError",
         "ModelError",
+        "NanActivationError",
         "QInductorError",
         "SavedModelError",
     ),

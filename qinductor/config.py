@@ -19,16 +19,22 @@ class QSimConfig:
         isa: best instruction set that CPU templates may use (its name or an :class:`Isa`). None
             takes the best that the machine has. One that the machine lacks is refused.
         disable: names of graph passes that are not to run.
+        check_nan: raise :class:`qinductor.NanActivationError`, which names the site, when a NaN is
+            to be quantized. Costs a pass over every quantized tensor. Without it a fixed scale makes
+            it code 0, and only the residual path keeps it; the scale of a token becomes NaN.
         inductor: stock Inductor options, passed on as they are.
     """
 
     isa: Isa | None = None
     disable: tuple[str, ...] = ()
+    check_nan: bool = False
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.isa is not None:
             object.__setattr__(self, "isa", Isa.parse(self.isa))
+        if not isinstance(self.check_nan, bool):
+            raise ConfigError(f"check_nan={self.check_nan!r} is not True or False.")
         disable: object = self.disable
         if isinstance(disable, str):
             raise ConfigError(
@@ -80,7 +86,7 @@ class QSimConfig:
 
         Inductor's own options are part of its own cache key already.
         """
-        return f"{self.isa} {self.disable}"
+        return f"{self.isa} {self.disable} {self.check_nan}"
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

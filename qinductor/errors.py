@@ -61,3 +61,14 @@ class BackwardThroughInt8Error(QInductorError, RuntimeError):
             f"{op} has no gradient: an int8 layer is for inference only. Train the float model and "
             "convert it afterwards, or detach the input of the int8 part."
         )
+
+
+class NanActivationError(QInductorError, ValueError):
+    """A tensor that is to be quantized holds a NaN, for which integers have no code."""
+
+    def __init__(self, site: str, count: int) -> None:
+        super().__init__(
+            f"{count} NaN in the input of the quantizer at {site}. Look for it before that layer; "
+            "without options={'check_nan': True} it would have become code 0."
+        )
+        self.site = site

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, apply_activation
-from .errors import BackwardThroughInt8Error, ConfigError
+from .errors import BackwardThroughInt8Error, ConfigError, NanActivationError
 
 PANEL = 64
 """Columns (rows of the weight) in one packed panel."""
@@ -61,6 +61,7 @@ _define(
     "Tensor? out_zero_point=None) -> Tensor"
 )
 _define("inference_scale(Tensor scale, Tensor x) -> Tensor")
+_define("check_nan(Tensor x, str site) -> Tensor")
 _define("no_gradient(Tensor grad, str op, SymInt[] size) -> Tensor")
 
 
@@ -124,6 +125,17 @@ def inference_scale(scale: Tensor, x: Tensor) -> Tensor:
     gradient; the passes remove it from every graph.
     """
     return scale.clone()
+
+
+def check_nan(x: Tensor, site: str) -> Tensor:
+    """Return a copy of ``x``.
+
+    Raises:
+        NanActivationError: ``x`` holds a NaN; the message names ``site``.
+    """
+    if bool(x.isnan().any()):
+        raise NanActivationError(site, int(x.isnan().sum()))
+    return x.clone()
 
 
 def _check_tensor(
@@ -369,6 +381,7 @@ for _name, _body in (
     ("qlinear", _qlinear_checked),
     ("no_gradient", _no_gradient),
     ("inference_scale", inference_scale),
+    ("check_nan", check_nan),
 ):
     _lib.impl(_name, _body, "CompositeExplicitAutograd")
 
@@ -390,6 +403,11 @@ def _fake(name: str) -> Callable[[_Fake], _Fake]:
 def _(x: Tensor, inverse_scale: Tensor, zero_point: Tensor) -> Tensor:
     _check_quantizer(x, inverse_scale, zero_point)
     return torch.empty_like(x, dtype=torch.uint8)
+
+
+@_fake("check_nan")
+def _(x: Tensor, site: str) -> Tensor:
+    return torch.empty_like(x)
 
 
 @_fake("inference_scale")
