@@ -20,8 +20,8 @@ class QSimConfig:
             takes the best that the machine has. One that the machine lacks is refused.
         disable: names of graph passes that are not to run.
         check_nan: raise :class:`qinductor.NanActivationError`, which names the site, when a NaN is
-            to be quantized. Costs a pass over every quantized tensor. Without it a fixed scale makes
-            it code 0, and only the residual path keeps it; the scale of a token becomes NaN.
+            to be quantized. Costs a pass over every quantized tensor. Without it a fixed scale
+            makes it code 0, and only the residual path keeps it; a scale of a token becomes NaN.
         inductor: stock Inductor options, passed on as they are.
     """
 
