@@ -9,6 +9,7 @@
 // end: the order, and with it every bit, is the same on every instruction set.
 #ifndef QINDUCTOR_INT8_ROWS_H
 #define QINDUCTOR_INT8_ROWS_H
+#include <limits>
 namespace qinductor {
 
 enum class Quantizer { none, fixed, per_token };
@@ -75,37 +76,41 @@ inline float row_sum(const float* y, const F& term) {
   return sum[0];
 }
 
-// The largest magnitude of a row, collected by vectors; a NaN makes it NaN, as torch.amax does.
+// The largest magnitude of a row, collected by vectors. Without their sign floats are ordered like
+// integers, infinity above all numbers and NaN above infinity, as torch.amax has it.
 struct Magnitude {
-  Floats top = {}, nan = {};
+  Ints top = {};
   void add(Floats v) {
-    const Floats magnitude = v < 0.0f ? -v : v;
+    const Ints magnitude = reinterpret_cast<Ints>(v) & 0x7fffffff;
     top = magnitude > top ? magnitude : top;
-    nan = v == v ? nan : v;
   }
   float largest() const {
-    float amax = top[0];
-    for (int64_t l = 0; l < kLanes; ++l) {
-      if (nan[l] != nan[l]) return nan[l];
-      amax = std::max(amax, top[l]);
-    }
+    int32_t bits = top[0];
+    for (int64_t l = 1; l < kLanes; ++l) bits = std::max(bits, top[l]);
+    float amax;
+    std::memcpy(&amax, &bits, sizeof amax);
     return amax;
   }
 };
 
-// codes = clamp(round(y * inverse) + zero_point, 0, 255); a NaN becomes 0. Adding 1.5 * 2**23 rounds
-// to nearest even where the magnitude is below 2**22, which the first clamp makes sure of.
+// Adding 1.5 * 2**23 rounds to nearest even where the magnitude is below 2**22, and leaves the
+// integer in the low bits.
 template <int64_t C>
-inline void store_codes(uint8_t* codes, Floats y, Floats inverse, float zero_point) {
-  const Floats zero = {}, magic = zero + 12582912.0f, limit = zero + 2097152.0f, top = zero + 255.0f;
-  Floats t = y * inverse;
-  t = t > -limit ? t : -limit;  // a NaN too
-  t = t < limit ? t : limit;
-  t = ((t + magic) - magic) + zero_point;
-  t = t > zero ? t : zero;
-  t = t < top ? t : top;
-  const Bytes bytes = __builtin_convertvector(__builtin_convertvector(t, Ints), Bytes);
+inline void store_rounded(uint8_t* codes, Floats t, int32_t zero_point) {
+  const Floats shifted = t + 12582912.0f;
+  const Bytes bytes = __builtin_convertvector(reinterpret_cast<Ints>(shifted) + zero_point, Bytes);
   std::memcpy(codes, &bytes, C);
+}
+
+// codes = clamp(round(y * inverse) + zero_point, 0, 255); a NaN becomes 0. The bounds are integers,
+// so clamping before the rounding is the same.
+template <int64_t C>
+inline void store_codes(uint8_t* codes, Floats y, Floats inverse, int32_t zero_point) {
+  const float low = static_cast<float>(-zero_point), high = static_cast<float>(255 - zero_point);
+  Floats t = y * inverse;
+  t = t > low ? t : Floats{} + low;  // a NaN too
+  t = t < high ? t : Floats{} + high;
+  store_rounded<C>(codes, t, zero_point);
 }
 
 // y -> (y - mean) / sqrt(variance + eps), by the mean and the factor.
@@ -151,7 +156,7 @@ inline void finish_row(float* y, int64_t row, const RowArgs<P>& r) {
       const float* inverse = r.inverse_scale;
       Floats factor = zero + *inverse;
       if constexpr (P::scale_per_channel) factor = load_floats<C>(inverse + j);
-      store_codes<C>(codes + j, v, factor, static_cast<float>(*r.zero_point));
+      store_codes<C>(codes + j, v, factor, *r.zero_point);
     }
   });
   if constexpr (P::quantizes == Quantizer::per_token) {
@@ -159,8 +164,15 @@ inline void finish_row(float* y, int64_t row, const RowArgs<P>& r) {
     const float scale = amax < P::min_scale ? P::min_scale : amax;
     const Floats inverse = zero + 1.0f / scale;
     r.scales[row] = scale;
+    // Up to 127 nothing is outside of the codes, unless the row has an infinity or a NaN.
+    const bool inside = P::divisor <= 127.0f && amax <= std::numeric_limits<float>::max();
     over_row<P::N>([&]<int64_t C>(int64_t j) {
-      store_codes<C>(codes + j, multiplied<C>(load_floats<C>(kept + j), j, r), inverse, 128.0f);
+      const Floats t = multiplied<C>(load_floats<C>(kept + j), j, r);
+      if (inside) {
+        store_rounded<C>(codes + j, t * inverse, 128);
+      } else {
+        store_codes<C>(codes + j, t, inverse, 128);
+      }
     });
   }
 }
