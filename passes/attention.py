@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import attention as _attention  # noqa: F401 - defines the operator
+from ..attention import MAX_HEAD_SIZE, has_kernel
 from ..capability import Capability
 from ..smoothquant import attention as _padded  # noqa: F401 - defines padded_sdpa
 from ..templates import TEMPLATES
 from ..templates.base import choose
-from .base import PassLog, argument, is_call, value
+from .base import PassLog, Refused, argument, is_call, value
 
 QLINEAR = torch.ops.qinductor.qlinear.default
 ATTENTION = torch.ops.qinductor.attention.default
@@ -23,11 +25,6 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 PERMUTE = torch.ops.aten.permute.default
 CLONE = torch.ops.aten.clone.default
 HEADS_FIRST = [0, 2, 1, 3]
-MAX_HEAD_SIZE = 256
-
-
-class _Refused(Exception):
-    """Why one attention stays as it is."""
 
 
 class FuseAttention:
@@ -47,30 +44,34 @@ class FuseAttention:
             if not is_call(node, SDPA, PADDED):
                 continue
             try:
-                self._rewrite(graph, node, capability)
-            except _Refused as why:
+                kernel = self._rewrite(graph, node, capability)
+            except Refused as why:
                 log.add(self.name, node, "refused", str(why))
             else:
                 log.add(
                     self.name,
                     node,
                     "fused",
-                    "attention in one kernel on the projections' bfloat16 outputs: products in "
+                    f"{kernel}: one kernel on the projections' bfloat16 outputs, products in "
                     "bfloat16, sums and softmax in float32",
                 )
 
-    def _rewrite(self, graph: fx.Graph, sdpa: fx.Node, capability: Capability) -> None:
-        if choose(TEMPLATES["attention", "cpu"], capability) is None:
-            raise _Refused("no kernel for this CPU: it needs avx512_bf16")
+    def _rewrite(self, graph: fx.Graph, sdpa: fx.Node, capability: Capability) -> str:
+        """Replace one attention, and return the name of its kernel."""
+        if value(sdpa.args[0]).device.type != "cpu":
+            raise Refused(f"no kernel for device {value(sdpa.args[0]).device.type}")
+        chosen = choose(TEMPLATES["attention", "cpu"], capability)
+        if chosen is None:
+            raise Refused("no kernel for this CPU: it needs avx512_bf16")
         plain = sdpa.target is SDPA
         if plain and argument(sdpa, "dropout_p") != 0.0:
-            raise _Refused("it has dropout")
+            raise Refused("it has dropout")
         projections = [_projection(argument(sdpa, name)) for name in ("query", "key", "value")]
         result, heads = _result(sdpa)
         scale = argument(sdpa, "scale")
         size = value(projections[0]).shape[-1] // heads
-        if not isinstance(size, int) or size % 2 or size > MAX_HEAD_SIZE:
-            raise _Refused(f"head size {size} is odd or above {MAX_HEAD_SIZE}")
+        if not has_kernel(size):
+            raise Refused(f"head size {size} is odd or above {MAX_HEAD_SIZE}")
         mask = argument(sdpa, "attn_mask" if plain else "mask")
         with graph.inserting_before(result):
             q, k, v = (_in_bfloat16(graph, p) for p in projections)
@@ -83,6 +84,7 @@ class FuseAttention:
         new.kwargs = {**new.kwargs, "out_dtype": value(result).dtype}
         result.replace_all_uses_with(new)
         graph.eliminate_dead_code()
+        return chosen.kernel_name
 
 
 def _in_bfloat16(graph: fx.Graph, linear: fx.Node) -> fx.Node:
@@ -99,19 +101,30 @@ def _projection(node: Any) -> fx.Node:
     path = []
     for targets in ((PERMUTE,), VIEWS):
         if not is_call(node, *targets):
-            raise _Refused("an operand is not a projection seen as heads")
+            raise Refused("an operand is not a projection seen as heads")
         path.append(node)
         node = node.args[0]
     if list(path[0].args[1]) != HEADS_FIRST or not is_call(node, QLINEAR):
-        raise _Refused("an operand is not the output of an int8 linear")
+        raise Refused("an operand is not the output of an int8 linear")
     if argument(node, "out_dtype") not in (torch.float32, torch.bfloat16):
-        raise _Refused(f"a projection's output is {argument(node, 'out_dtype')}")
+        raise Refused(f"a projection's output is {argument(node, 'out_dtype')}")
     if any(len(n.users) != 1 for n in (*path, node)):
-        raise _Refused("a projection has other readers as well")
+        raise Refused("a projection has other readers as well")
     if value(node).dim() != 3:
-        raise _Refused("a projection's output is not (batch, sequence, features)")
+        raise Refused("a projection's output is not (batch, sequence, features)")
+    heads, size = value(path[1]).shape[2:]
+    if not _has_shape(path[1], (*value(node).shape[:2], heads, size)):
+        raise Refused("a projection's rows are not one row of heads each")
     found: fx.Node = node
     return found
+
+
+def _has_shape(node: fx.Node, shape: tuple[Any, ...]) -> bool:
+    """True if the shapes are equal for all values of their symbols, as far as can be proved."""
+    sizes = value(node).shape
+    return len(sizes) == len(shape) and all(
+        statically_known_true(a == b) for a, b in zip(sizes, shape, strict=True)
+    )
 
 
 def _result(sdpa: fx.Node) -> tuple[fx.Node, int]:
@@ -120,29 +133,27 @@ def _result(sdpa: fx.Node) -> tuple[fx.Node, int]:
     if sdpa.target is SDPA:
         users = list(sdpa.users)
         if len(users) != 1 or not is_call(users[0], operator.getitem) or users[0].args[1] != 0:
-            raise _Refused("more than the attention's output is read")
+            raise Refused("more than the attention's output is read")
         node = users[0]
     heads = value(node).shape[1]
     if not isinstance(heads, int):
-        raise _Refused("the number of heads is not known")
+        raise Refused("the number of heads is not known")
     query, key = value(argument(sdpa, "query")), value(argument(sdpa, "key"))
-    if (
-        not isinstance(key.shape[1], int)
-        or key.shape[1] != heads
-        or query.shape[-1] != key.shape[-1]
-    ):
-        raise _Refused("keys have another number or size of heads than queries")
+    batch, _, length, size = query.shape
+    keys = (batch, heads, key.shape[2], size)
+    if not all(_has_shape(argument(sdpa, name), keys) for name in ("key", "value")):
+        raise Refused("keys or values have another batch, number or size of heads than queries")
     steps = [(PERMUTE,), VIEWS]
     while steps:
         if len(node.users) != 1:
-            raise _Refused("the output is read before its heads lie side by side")
+            raise Refused("the output is read before its heads lie side by side")
         node = next(iter(node.users))
         if is_call(node, CLONE):
             continue
         if not is_call(node, *steps.pop(0)):
-            raise _Refused("the output's heads are not put side by side")
+            raise Refused("the output's heads are not put side by side")
         if node.target is PERMUTE and list(node.args[1]) != HEADS_FIRST:
-            raise _Refused("the output's heads are not put side by side")
-    if value(node).dim() != 3:
-        raise _Refused("the output is not (batch, sequence, features)")
+            raise Refused("the output's heads are not put side by side")
+    if not _has_shape(node, (batch, length, heads * size)):
+        raise Refused("the output is not (batch, sequence, features)")
     return node, heads

@@ -19,7 +19,7 @@ class Entry:
     Attributes:
         rule: name of the pass.
         site: module path, or the node's name outside any module.
-        action: ``fused``, ``int8``, ``kept`` or ``refused``.
+        action: ``fused``, ``checked``, ``int8``, ``kept`` or ``refused``.
         detail: what the result is, or why nothing was done.
     """
 
@@ -42,6 +42,10 @@ class PassLog:
     def add_at(self, rule: str, site: str, action: str, detail: str) -> None:
         """Append an entry about a site."""
         self.entries.append(Entry(rule, site, action, detail))
+
+
+class Refused(Exception):
+    """Why one rewrite is not made; a pass catches it and tells its log."""
 
 
 class Pass(Protocol):

@@ -33,4 +33,4 @@ class CheckNan:
                 checked = graph.call_function(CHECK, (x, site_of(node)))
             checked.meta = {**x.meta, "val": torch.empty_like(value(x))}
             node.args = (checked, *node.args[1:])
-            log.add(self.name, node, "fused", "the quantizer's input is checked for NaN")
+            log.add(self.name, node, "checked", "the quantizer's input is checked for NaN")

@@ -40,6 +40,8 @@ class MergeProjections:
             for projection in projections:
                 groups.setdefault(_input_of(projection), []).append(projection)
             for group in groups.values():
+                if len(projections) < 2 or (len(group) < 2 and len(groups) < len(projections)):
+                    continue  # the queries of a cross-attention, or of one position, stand alone
                 if len(group) < 2:
                     log.add(self.name, group[0], "refused", "no other projection reads its codes")
                 elif (reason := _reason_against(group)) is not None:

@@ -11,7 +11,7 @@ from torch import fx
 
 from .. import fused_ops as _fused_ops  # noqa: F401 - defines the operators
 from ..capability import Capability
-from .base import PassLog, argument, is_call, value
+from .base import PassLog, Refused, argument, is_call, value
 
 QLINEAR = torch.ops.qinductor.qlinear.default
 ROWS = torch.ops.qinductor.qlinear_rows.default
@@ -22,10 +22,6 @@ ADD = torch.ops.aten.add.Tensor
 SUB = torch.ops.aten.sub.Tensor
 MUL = torch.ops.aten.mul.Tensor
 RSQRT = torch.ops.aten.rsqrt.default
-
-
-class _Refused(Exception):
-    """Why one linear stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,15 @@ class FuseRows:
                 continue
             try:
                 if argument(node, "out_dtype") is not torch.float32:
-                    raise _Refused(
+                    raise Refused(
                         f"output is {argument(node, 'out_dtype')}, whose rounding is part of the "
                         "result"
                     )
                 if value(node).device.type != "cpu":
-                    raise _Refused(f"no kernel by rows for device {value(node).device.type}")
+                    raise Refused(f"no kernel by rows for device {value(node).device.type}")
                 norm = _layer_norm(node) if normalized else None
                 detail = _fuse(graph, node, norm)
-            except _Refused as why:
+            except Refused as why:
                 log.add(self.name, node, "refused", str(why))
             else:
                 log.add(self.name, node, "fused", detail)
@@ -73,34 +69,39 @@ class FuseRows:
 
 def _layer_norm(y: fx.Node) -> _Norm:
     """The layer normalization, decomposed, that is all that reads ``y``."""
+    if value(y).dim() < 2:
+        raise Refused("the linear's output has no rows")
     if len(y.users) != 2:
-        raise _Refused("the input of the normalization has other readers as well")
+        raise Refused("the input of the normalization has other readers as well")
     statistics = next(user for user in y.users if is_call(user, VAR_MEAN))
     if list(statistics.args[1]) not in ([value(y).dim() - 1], [-1]) or dict(statistics.kwargs) != {
         "correction": 0,
         "keepdim": True,
     }:
-        raise _Refused("the normalization is not over the last dimension")
+        raise Refused("the normalization is not over the last dimension")
     by_index = {user.args[1]: user for user in statistics.users if is_call(user, operator.getitem)}
     if set(by_index) != {0, 1} or len(statistics.users) != 2:
-        raise _Refused("mean and variance are not read once each")
+        raise Refused("mean and variance are not read once each")
     shifted = _only_user(by_index[0], ADD)
     eps = shifted.args[1]
     if not isinstance(eps, float):
-        raise _Refused("eps is not a constant")
+        raise Refused("eps is not a constant")
     centred = _only_user(by_index[1], SUB)
     scaled = _only_user(_only_user(shifted, RSQRT), MUL)
     if centred.args != (y, by_index[1]) or scaled is not _only_user(centred, MUL):
-        raise _Refused("mean and variance are used for something else")
+        raise Refused("mean and variance are used for something else")
     weighted = _only_user(scaled, MUL)
     output = _only_user(weighted, ADD)
-    return _Norm(output, _parameter(weighted, scaled), _parameter(output, weighted), eps)
+    weight, bias = _parameter(weighted, scaled), _parameter(output, weighted)
+    if value(weight).dtype != value(bias).dtype:
+        raise Refused(f"its weight is {value(weight).dtype} and its bias {value(bias).dtype}")
+    return _Norm(output, weight, bias, eps)
 
 
 def _only_user(node: fx.Node, target: Any) -> fx.Node:
     users = list(node.users)
     if len(users) != 1 or not is_call(users[0], target) or users[0].kwargs:
-        raise _Refused("it is no layer normalization with weight and bias")
+        raise Refused("it is no layer normalization with weight and bias")
     return users[0]
 
 
@@ -115,7 +116,7 @@ def _parameter(call: fx.Node, other: fx.Node) -> fx.Node:
         or value(found).dtype not in (torch.float32, torch.bfloat16, torch.float16)
         or value(call).dtype is not torch.float32
     ):
-        raise _Refused("the normalization has no weight or bias of one element a column")
+        raise Refused("the normalization has no weight or bias of one element a column")
     return found
 
 
@@ -125,7 +126,7 @@ def _fuse(graph: fx.Graph, linear: fx.Node, norm: _Norm | None) -> str:
     quantizer = next((user for user in result.users if _can_follow(user, result)), None)
     keeps = len(result.users) > (0 if quantizer is None else 1)
     if norm is None and (quantizer is None or keeps):
-        raise _Refused("the float output has other readers as well")
+        raise Refused("the float output has other readers as well")
     names = ("x", "x_scale", "x_zero_point", "packed", "w_scale", "w_sum", "bias", "residual")
     kind = "none"
     fixed: tuple[Any, Any] = (None, None)

@@ -57,8 +57,6 @@ class SinkSelect:
             region = _region(graph, source, length)
             linears = [n for n in region if n.target is QLINEAR]
             if not linears:
-                if is_call(source, QLINEAR) or _behind_linear(source):
-                    log.add(self.name, source, "refused", "all positions of it are read elsewhere")
                 continue
             if not isinstance(index, int) or (index < 0 and not isinstance(length, int)):
                 log.add(self.name, source, "refused", f"position {index} is not known")
@@ -69,11 +67,6 @@ class SinkSelect:
             for linear in linears:
                 log.add(self.name, linear, "fused", "computes the one position that is read")
             _sink(graph, select, region, index if index >= 0 else index + length, length)
-
-
-def _behind_linear(node: fx.Node) -> bool:
-    """True if ``node`` is computed, through pointwise operators, from an int8 linear."""
-    return any(is_call(n, QLINEAR) for n in node.all_input_nodes)
 
 
 def _region(graph: fx.Graph, source: fx.Node, length: Any) -> list[fx.Node]:
@@ -93,28 +86,44 @@ def _region(graph: fx.Graph, source: fx.Node, length: Any) -> list[fx.Node]:
             region[node] = None
         elif node is source:
             return []
-    return list(reversed(region))
-
-
-def _values(node: fx.Node) -> list[Tensor]:
-    made = node.meta["val"]
-    return [made] if isinstance(made, Tensor) else list(made)
+    # An output of an operator that computes all rows is sliced, like any other input.
+    whole = [n for n in region if n.target is operator.getitem and n.args[0] not in region]
+    nodes = [n for n in reversed(region) if n not in whole]
+    return nodes if source in nodes else []
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta["val"], Tensor)
+    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _has_rows(tensor: Tensor, length: Any) -> bool:
     return tensor.dim() >= 2 and statically_known_true(tensor.shape[-2] == length)
 
 
+def _fits(node: fx.Node, length: Any) -> bool:
+    """True for an argument that can be read at one row: it has all rows, or one for all of them."""
+    tensor = value(node)
+    return (
+        tensor.dim() < 2
+        or _has_rows(tensor, length)
+        or statically_known_true(tensor.shape[-2] == 1)
+    )
+
+
 def _is_row_wise(node: fx.Node, length: Any) -> bool:
     """True if row i of the result needs row i of the arguments that have rows, and no other."""
-    if not all(isinstance(made, Tensor) and _has_rows(made, length) for made in _values(node)):
+    made = node.meta.get("val")
+    outputs = [made] if isinstance(made, Tensor) else made
+    if not isinstance(outputs, (tuple, list)) or not all(
+        isinstance(output, Tensor) and _has_rows(output, length) for output in outputs
+    ):
         return False
     if node.target is operator.getitem:
-        return _is_row_wise(node.args[0], length)
+        return True  # its producer is asked as well: see _region
+    if not all(map(_is_tensor, node.all_input_nodes)):
+        return False
+    if not all(_fits(arg, length) for arg in _row_arguments(node)):
+        return False
     if node.target is ATTENTION:
         return not argument(node, "causal")
     if node.target is QLINEAR:
@@ -123,12 +132,12 @@ def _is_row_wise(node: fx.Node, length: Any) -> bool:
     if node.target in ROW_ARGUMENTS:
         return True
     if node.target in REDUCTIONS:
-        (dims,) = node.args[1:2] or (None,)
         last = value(node.args[0]).dim() - 1
-        return dims is not None and all(d in (-1, last) for d in dims)
+        dims = argument(node, "dim") or ()
+        return bool(argument(node, "keepdim")) and list(dims) in ([-1], [last])
     return isinstance(node.target, torch._ops.OpOverload) and (
         torch.Tag.pointwise in node.target.tags
-        and all(a.dim() <= 3 for a in map(value, node.all_input_nodes))
+        and all(value(arg).dim() <= 3 for arg in node.all_input_nodes)
     )
 
 

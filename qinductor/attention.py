@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError
-from .ops import TAGS, quantize, register_refusal
+from .ops import TAGS, _has_shape, quantize, register_refusal
 
 _lib = torch.library.Library("qinductor", "FRAGMENT")
 _lib.define(
@@ -32,6 +32,15 @@ _lib.define(
 EXP2_COEFFICIENTS = (1.0, 0.69312418, 0.24024038, 0.055906627, 0.0095853824)
 """2**r for |r| <= 1/2, lowest power first: of the polynomials that are exact at 0, the one with the
 least largest relative error, 2.9e-6. For kernels that need no more than bfloat16 probabilities."""
+
+
+MAX_HEAD_SIZE = 256
+"""Longest head that the kernel takes: its sums of one row lie on the stack."""
+
+
+def has_kernel(head_size: object) -> bool:
+    """True if the kernel takes heads of this size: a known one, even, not too long."""
+    return isinstance(head_size, int) and head_size % 2 == 0 and head_size <= MAX_HEAD_SIZE
 
 
 def attention(
@@ -93,6 +102,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, heads: int, out_dtype: torch.dtype) 
             + ", ".join(f"{t.dtype} {tuple(t.shape)}" for t in (q, k, v))
             + ". Convert with .bfloat16() and put the heads side by side."
         )
+    for name, tensor in (("k", k), ("v", v)):
+        shape = (q.shape[0], k.shape[1], q.shape[2])
+        if not _has_shape(tensor, shape):
+            raise ConfigError(f"{name} has shape {tuple(tensor.shape)}; it has to be {shape}.")
     valid = (torch.float32, torch.bfloat16, torch.uint8)
     if out_dtype not in valid:
         raise ConfigError(f"out_dtype={out_dtype} is not one of {', '.join(map(str, valid))}.")

@@ -182,6 +182,11 @@ def _check_rows(
     for name, tensor in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
         if tensor is not None:
             _check_tensor(name, tensor, FLOATS, _has_shape(tensor, (n,)), f"({n},)")
+    if norm_weight is not None and norm_bias is not None and norm_weight.dtype != norm_bias.dtype:
+        raise ConfigError(
+            f"norm_weight is {norm_weight.dtype} and norm_bias {norm_bias.dtype}; give both one "
+            "dtype."
+        )
     if multiplier is not None:
         fits = _has_shape(multiplier, (n,))
         _check_tensor("multiplier", multiplier, (torch.float32,), fits, f"({n},)")

@@ -149,7 +149,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: ``linears`` (counts), ``sites``, ``rewrites``, ``refusals``, ``graphs``."""
-        rewrites = [asdict(e) for e in self.entries if e.action == "fused"]
+        rewrites = [asdict(e) for e in self.entries if e.action != "refused"]
         refusals = [asdict(e) for e in self.entries if e.action == "refused"]
         return {
             "compiled": bool(self.graphs),
@@ -185,7 +185,7 @@ def explain(compiled: Any) -> Report:
     entries = tuple(e for r in records for e in r.entries)
     return Report(
         linears=tuple(_linears(modules, records)),
-        entries=_unique(e for e in entries if e.action in ("fused", "refused")),
+        entries=_unique(e for e in entries if e.action in ("checked", "fused", "refused")),
         graphs=tuple(
             {
                 "calls": r.calls,

@@ -9,12 +9,12 @@ from torch._inductor import ir
 from torch._inductor import lowering as L
 from torch._inductor.virtualized import V
 
-from .. import attention as _attention  # noqa: F401 - defines the operator
+from ..attention import has_kernel
 from ..capability import Capability
 from . import TEMPLATES
-from .base import choose
+from .base import KERNEL_META, Implementation, choose
 from .cpu.attention import AttentionTemplate
-from .lowering import _aten, contiguous, has_many_elements, implementation
+from .lowering import _aten, contiguous, has_many_elements
 
 aten = torch.ops.aten
 qinductor = torch.ops.qinductor
@@ -33,7 +33,10 @@ def _attention_lowering(
     out_inverse_scale: Any = None,
     out_zero_point: Any = None,
 ) -> Any:
-    if choose(TEMPLATES["attention", "cpu"], Capability.detect()) is None:
+    *batch_and_length, last = q.get_size()
+    width = V.graph.sizevars.guard_int(last)
+    chosen = _chosen(q)
+    if chosen is None or not has_kernel(width // heads):
         eager = L.fallback_handler(qinductor.attention.default, add_to_fallback_set=False)
         return eager(
             q, k, v, heads, scale, mask, causal, out_dtype, out_inverse_scale, out_zero_point
@@ -45,10 +48,8 @@ def _attention_lowering(
         inputs["out_zero_point"] = contiguous(out_zero_point)
     if mask is not None:
         inputs["mask"] = _mask_operand(mask, q, k)
-    *batch_and_length, last = q.get_size()
-    width = V.graph.sizevars.guard_int(last)
     template = AttentionTemplate(
-        implementation("attention"),
+        chosen,
         inputs,
         # Head sizes are compile-time constants of the kernel; batch and lengths are not.
         ir.FixedLayout(q.get_device(), out_dtype, [*batch_and_length, width]),
@@ -58,6 +59,17 @@ def _attention_lowering(
         out_per_channel=has_many_elements(out_inverse_scale),
     )
     return template.emit()[0]
+
+
+def _chosen(q: Any) -> Implementation | None:
+    """What the pass chose, which may be nothing; without our passes the machine's best."""
+    if q.get_device().type != "cpu":
+        return None
+    node = V.graph.current_node
+    if node is not None and KERNEL_META in node.meta:
+        chosen: Implementation | None = node.meta[KERNEL_META]
+        return chosen
+    return choose(TEMPLATES["attention", "cpu"], Capability.detect())
 
 
 def _rows_in_place(node: Any) -> Any:

@@ -5,6 +5,7 @@ The passes write them for the CPU only.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import sympy
@@ -92,15 +93,18 @@ def _qlinear_rows(
         "row_zero_point": out_zero_point,
         "multiplier": multiplier,
     }
-    outputs = {
-        name: ir.FixedLayout(x.get_device(), dtype, [m, columns])
+    made = [
+        (name, ir.FixedLayout(x.get_device(), dtype, [m, columns]))
         for name, dtype, columns, present in (
             ("kept", torch.float32, n, keeps),
             ("codes", torch.uint8, n, quantizer != "none"),
             ("scales", torch.float32, 1, quantizer == "per_token"),
         )
         if present
-    }
+    ]
+    # Inductor allocates what is read; the kernel must not name anything else.
+    read = _outputs_read(len(made))
+    outputs = {name: layout for index, (name, layout) in enumerate(made) if index in read}
     template = QLinearRowsTemplate(
         implementation("qlinear_rows"),
         operands(given),
@@ -108,8 +112,16 @@ def _qlinear_rows(
         Epilogue(activation, per_token=has_many_elements(x_scale)),
         RowEpilogue(quantizer, eps, divisor, min_scale, has_many_elements(out_inverse_scale)),
     )
-    emitted = template.emit()
+    emitted = dict(zip(outputs, template.emit(), strict=True))
     return [
-        L.view(node, [*lead, layout.size[1]])
-        for node, layout in zip(emitted, outputs.values(), strict=True)
+        L.view(emitted[name], [*lead, layout.size[1]]) if name in emitted else None
+        for name, layout in made
     ]
+
+
+def _outputs_read(count: int) -> set[int]:
+    """Which outputs of the node being lowered have a reader."""
+    node = V.graph.current_node
+    if node is None:
+        return set(range(count))
+    return {user.args[1] for user in node.users if user.target is operator.getitem and user.users}

@@ -1,7 +1,8 @@
 // Scaled dot-product attention with bf16 dot products (AVX-512 BF16), float32 sums and softmax.
 //
 // q, k, v: (B, S, H * D) bf16, heads side by side as the projections leave them, perhaps as columns
-// of one wider tensor; nothing is transposed in memory. One task is one head of one sequence: its keys and values are packed into
+// of one wider tensor; nothing is transposed in memory. Needs int8_gemm_avx512_vnni.h (its stores),
+// int8_gemm.h (for_rows) and scratch.h before it. One task is one head of one sequence: its keys and values are packed into
 // pairs (which vdpbf16ps multiplies), then six queries at a time go through scores, softmax and the
 // weighted sum while everything stays in the L1 and L2 caches.
 #ifndef QINDUCTOR_ATTENTION_AVX512_BF16_H
@@ -143,17 +144,16 @@ struct Avx512Bf16Attention {
     return _mm512_scalef_ps(p, n);
   }
 
-  // A row of scores times scale plus mask, in units of log2(e), so that powers of two follow; keys
-  // from `limit` on do not exist. Returns the largest of each lane.
+  // A row of scores times scale plus mask; keys from `limit` on do not exist. Returns the largest of
+  // each lane.
   template <class P>
   static inline __m512 scale_row(float* scores, const float* mask, int64_t limit, int64_t padded) {
-    constexpr float log2e = 1.44269504f;
-    const __m512 scale = _mm512_set1_ps(P::scale * log2e), unit = _mm512_set1_ps(log2e);
+    const __m512 scale = _mm512_set1_ps(P::scale);
     __m512 top = _mm512_set1_ps(lowest);
     const auto scaled = [&](int64_t j, __mmask16 live) __attribute__((always_inline)) {
       __m512 x = _mm512_loadu_ps(scores + j);
       if constexpr (P::has_mask) {
-        x = _mm512_fmadd_ps(x, scale, _mm512_mul_ps(_mm512_maskz_loadu_ps(live, mask + j), unit));
+        x = _mm512_fmadd_ps(x, scale, _mm512_maskz_loadu_ps(live, mask + j));
       } else {
         x = _mm512_mul_ps(x, scale);
       }
@@ -167,13 +167,15 @@ struct Avx512Bf16Attention {
     return top;
   }
 
-  // Scaled scores → bf16 probabilities, not yet divided by their sum, which is returned by lanes.
+  // Scaled scores → bf16 probabilities, not yet divided by their sum, which is returned by lanes. The
+  // maximum is subtracted before the change to powers of two: a mask may be the least finite number.
   static inline __m512 exponentials(const float* scores, float highest, int64_t padded, c10::BFloat16* out) {
     const __m512 shift = _mm512_set1_ps(highest == lowest ? 0.0f : highest);
+    const __m512 log2e = _mm512_set1_ps(1.44269504f);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < padded; j += 32) {
-      const __m512 e0 = exp2(_mm512_sub_ps(_mm512_loadu_ps(scores + j), shift));
-      const __m512 e1 = exp2(_mm512_sub_ps(_mm512_loadu_ps(scores + j + 16), shift));
+      const __m512 e0 = exp2(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + j), shift), log2e));
+      const __m512 e1 = exp2(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + j + 16), shift), log2e));
       sum = _mm512_add_ps(sum, _mm512_add_ps(e0, e1));
       _mm512_storeu_si512(out + j, (__m512i)_mm512_cvtne2ps_pbh(e1, e0));
     }

@@ -149,7 +149,7 @@ inline float rounded_gelu(float x) {
 
 template <Activation A>
 inline float activate(float x) {
-  if constexpr (A == Activation::relu) return x > 0.0f || x != x ? x : 0.0f;
+  if constexpr (A == Activation::relu) return x < 0.0f ? 0.0f : x;
   if constexpr (A == Activation::gelu) return rounded_gelu(x);
   if constexpr (A == Activation::gelu_tanh) {
     const float cube = x * x * x;

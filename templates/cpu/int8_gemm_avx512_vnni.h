@@ -124,28 +124,39 @@ struct Avx512Vnni {
 
   template <Activation A>
   static inline __m512 activate(__m512 x) {
-    using at::vec::Vectorized;
     if constexpr (A == Activation::relu) {
       // max(x, 0) with x second, so that a NaN passes through
       return _mm512_max_ps(_mm512_setzero_ps(), x);
     } else if constexpr (A == Activation::gelu) {
       return gelu(x);
-    } else if constexpr (A == Activation::gelu_tanh) {
-      const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-      const __m512 inner = _mm512_mul_ps(
-          _mm512_set1_ps(0.7978845608028654f),
-          _mm512_add_ps(x, _mm512_mul_ps(_mm512_set1_ps(0.044715f), cube)));
-      const __m512 tanh = Vectorized<float>(inner).tanh();
-      return _mm512_mul_ps(_mm512_mul_ps(_mm512_set1_ps(0.5f), x),
-                           _mm512_add_ps(_mm512_set1_ps(1.0f), tanh));
-    } else if constexpr (A == Activation::silu) {
-      const __m512 e = Vectorized<float>(x).neg().exp();
-      return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-    } else if constexpr (A == Activation::tanh) {
-      return Vectorized<float>(x).tanh();
-    } else {
+    } else if constexpr (A == Activation::none) {
       return x;
+    } else {
+      return by_library<A>(x);
     }
+  }
+
+  // Functions of the vector library. Inductor can be told to compile for shorter vectors, whose
+  // Vectorized<float> is no __m512: then one element after the other.
+  template <Activation A>
+  static inline __m512 by_library(__m512 x) {
+#ifdef CPU_CAPABILITY_AVX512
+    using Floats = at::vec::Vectorized<float>;
+    const Floats v(x), one(1.0f);
+    if constexpr (A == Activation::gelu_tanh) {
+      const Floats inner = Floats(0.7978845608028654f) * (v + Floats(0.044715f) * (v * v * v));
+      return Floats(0.5f) * v * (one + inner.tanh());
+    } else if constexpr (A == Activation::silu) {
+      return v / (one + v.neg().exp());
+    } else {
+      return v.tanh();
+    }
+#else
+    alignas(64) float each[16];
+    _mm512_store_ps(each, x);
+    for (float& value : each) value = qinductor::activate<A>(value);
+    return _mm512_load_ps(each);
+#endif
   }
 
   template <class P>

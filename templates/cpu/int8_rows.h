@@ -4,7 +4,8 @@
 // Such an epilogue needs a row's last column before it can write the first. A thread therefore takes
 // so few rows at a time that their float32 outputs stay in its L2 cache, and what reaches memory is
 // what the next layer reads. P says, besides the problem of int8_gemm.h:
-//   normalizes, keeps, quantizes (Quantizer), scale_per_channel, multiplies, eps, divisor, min_scale, Norm
+//   normalizes, keeps, quantizes (Quantizer), encodes (the codes are read, not the scales alone),
+//   scale_per_channel, multiplies, eps, divisor, min_scale, Norm
 // All of a row's arithmetic is float32 on vectors of 16, sums in four of them, added pairwise at the
 // end: the order, and with it every bit, is the same on every instruction set.
 #ifndef QINDUCTOR_INT8_ROWS_H
@@ -152,7 +153,7 @@ inline void finish_row(float* y, int64_t row, const RowArgs<P>& r) {
     const Floats v = normal.template of<C>(y, j, r);
     if constexpr (P::keeps || P::normalizes) store_floats<C>(kept + j, v);
     if constexpr (P::quantizes == Quantizer::per_token) magnitude.add(multiplied<C>(v, j, r));
-    if constexpr (P::quantizes == Quantizer::fixed) {
+    if constexpr (P::quantizes == Quantizer::fixed && P::encodes) {
       const float* inverse = r.inverse_scale;
       Floats factor = zero + *inverse;
       if constexpr (P::scale_per_channel) factor = load_floats<C>(inverse + j);
@@ -163,7 +164,8 @@ inline void finish_row(float* y, int64_t row, const RowArgs<P>& r) {
     const float amax = magnitude.largest() / P::divisor;
     const float scale = amax < P::min_scale ? P::min_scale : amax;
     const Floats inverse = zero + 1.0f / scale;
-    r.scales[row] = scale;
+    if (r.scales != nullptr) r.scales[row] = scale;
+    if constexpr (!P::encodes) return;
     // Up to 127 nothing is outside of the codes, unless the row has an infinity or a NaN.
     const bool inside = P::divisor <= 127.0f && amax <= std::numeric_limits<float>::max();
     over_row<P::N>([&]<int64_t C>(int64_t j) {

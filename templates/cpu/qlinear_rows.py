@@ -85,6 +85,7 @@ class QLinearRowsTemplate(OperatorTemplate):
   static constexpr bool normalizes = {cpp_bool(norm is not None)};
   static constexpr bool keeps = {cpp_bool("kept" in self.outputs)};
   static constexpr auto quantizes = qinductor::Quantizer::{row.quantizer};
+  static constexpr bool encodes = {cpp_bool("codes" in self.outputs)};
   static constexpr bool multiplies = {cpp_bool("multiplier" in self.operands)};
   static constexpr bool scale_per_channel = {cpp_bool(row.scale_per_channel)};
   static constexpr float eps = {row.eps!r}f, divisor = {row.divisor!r}f, min_scale = {row.min_scale!r}f;"""  # noqa: E501

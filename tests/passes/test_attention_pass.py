@@ -94,17 +94,32 @@ def no_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 
+def packed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """All sequences as one: every query sees the keys of the other sequences too."""
+    one = (t.reshape(1, -1, HEADS, WIDTH // HEADS).transpose(1, 2) for t in (q, k, v))
+    y = F.scaled_dot_product_attention(*one)
+    return y.transpose(1, 2).reshape(1, -1, WIDTH)
+
+
+def heads_below(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    y = F.scaled_dot_product_attention(heads(q), heads(k), heads(v))
+    rows = y.transpose(1, 2).reshape(q.shape[0], -1, WIDTH // HEADS)
+    return torch.cat((rows, rows), dim=-1)
+
+
 @needs_bf16
 @pytest.mark.parametrize(
     ("net", "options", "reason"),
     [
+        (lambda: SelfAttention(packed), {}, "not one row of heads each"),
+        (lambda: SelfAttention(heads_below), {}, "not (batch, sequence, features)"),
         (lambda: SelfAttention(other_reader), {}, "other readers"),
         (lambda: SelfAttention(not_side_by_side), {}, "not put side by side"),
         (lambda: SelfAttention(no_heads), {}, "not a projection seen as heads"),
         (lambda: SelfAttention(float_value=True), {}, "not the output of an int8 linear"),
         (SelfAttention, {"isa": "avx2"}, "needs avx512_bf16"),
     ],
-    ids=["reader", "layout", "no-heads", "float", "isa"],
+    ids=["packed", "heads-below", "reader", "layout", "no-heads", "float", "isa"],
 )
 def test_near_misses_are_left_alone_with_a_reason(net, options, reason) -> None:  # type: ignore[no-untyped-def]
     model = net()

@@ -69,8 +69,7 @@ def test_keys_and_values_of_another_tensor_are_merged_without_the_queries() -> N
     net, args = Attention(), (torch.randn(2, 5, WIDTH), torch.randn(2, 11, WIDTH))
     got, code, report = _run(net, *args)
     assert code.count("// u8_s8_qlinear_merged__") == code.count("// u8_s8_qlinear__") == 1
-    (reason,) = (e for e in report["refusals"] if e["rule"] == "merge_projections")
-    assert reason["site"] == "q" and "no other projection reads its codes" in reason["detail"]
+    assert not [e for e in report["refusals"] if e["rule"] == "merge_projections"], "no near miss"
     assert torch.equal(got, _run(net, *args, disable=("merge_projections",))[0])
 
 

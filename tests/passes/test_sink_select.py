@@ -102,6 +102,52 @@ def test_near_misses_compute_all_rows(read: Callable[..., Any]) -> None:
     assert same_bits(*found.outputs())
 
 
+def _scales_read_whole(y: Tensor, net: Encoder) -> tuple[Tensor, Tensor]:
+    codes, scale = ops.quantize_per_token(y)
+    return (codes.float() * scale)[:, 2], scale
+
+
+def _mean_read_whole(y: Tensor, net: Encoder) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(y, [2], correction=0, keepdim=True)
+    return ((y - mean) * variance.rsqrt())[:, 2], mean
+
+
+@pytest.mark.parametrize("read", [_scales_read_whole, _mean_read_whole])
+def test_one_output_of_several_is_read_whole(read: Callable[..., Any]) -> None:
+    """The operator computes all rows; what is read of its other output is sliced."""
+    found = _captured(read)
+    assert _rows_of_linears(found) == [LENGTH, LENGTH]
+    assert same_bits(*found.outputs())
+
+
+def test_a_reduction_without_its_dimension_is_no_row() -> None:
+    """With as many sequences as positions, (batch,) would pass for (positions,)."""
+
+    def read(y: Tensor, net: Encoder) -> Tensor:
+        return (y - y.mean(dim=2)[:, :, None].transpose(0, 1) + y.mean(dim=2)[:, None])[:, 1]
+
+    x = torch.randn(WIDTH, WIDTH, WIDTH)
+    found = _captured(read, x)
+    assert same_bits(*found.outputs())
+
+
+class FloatFirst(nn.Module):
+    """A float Linear, whose view computes with sizes, before an int8 one and a select."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, self.int8 = nn.Linear(WIDTH, WIDTH), int8_linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.int8(self.kept(x))[:, 0]
+
+
+def test_sizes_that_are_nodes_are_no_rows() -> None:
+    net = FloatFirst().eval().requires_grad_(False)
+    found = capture(net, torch.randn(3, LENGTH, WIDTH), SinkSelect(), dynamic=True)
+    assert _rows_of_linears(found) == [1]
+
+
 def test_a_sequence_of_one_is_left_alone() -> None:
     found = _captured(lambda y, net: y[:, 0], torch.randn(3, 1, WIDTH))
     assert not found.entries

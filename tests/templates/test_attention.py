@@ -127,6 +127,36 @@ def test_masked_keys_have_no_influence_and_nan_stays_in_its_rows() -> None:
     assert torch.equal(poisoned[:, rest], expected[:, rest])
 
 
+@needs_bf16
+def test_a_row_masked_by_the_least_number_averages() -> None:
+    """Models mask with finfo.min as well as with -inf; only -inf hides a key from such a row."""
+    q, k, v = (torch.randn(1, 37, 32).bfloat16() for _ in range(3))
+    mask = torch.zeros(1, 1, 37, 37)
+    mask[..., 3, :] = torch.finfo(torch.float32).min
+    mask[..., 4, :20] = torch.finfo(torch.float32).min
+    run = torch.compile(lambda q, k, v, m: attention(q, k, v, 1, 0.2, m), backend=qsim)
+    got, want = run(q, k, v, mask), attention(q, k, v, 1, 0.2, mask)
+    assert (got - want).abs().max() <= attention_bound(v)
+    assert (got[0, 3] - v[0].float().mean(dim=0)).abs().max() <= attention_bound(v)
+
+
+@needs_bf16
+def test_heads_that_the_kernel_lacks_run_the_eager_operator() -> None:
+    q, k, v = (torch.randn(2, 5, 3 * 7).bfloat16() for _ in range(3))
+    run = torch.compile(lambda *qkv: attention(*qkv, 3, 0.2), backend=qsim)
+    got, (code, *_) = run_and_get_code(run, q, k, v)
+    assert "Avx512Bf16Attention" not in code
+    assert torch.equal(got, attention(q, k, v, 3, 0.2))
+
+
+def test_keys_and_values_of_another_shape_are_refused() -> None:
+    q, k, v = (torch.randn(2, 5, 64).bfloat16() for _ in range(3))
+    with pytest.raises(ConfigError, match=r"v has shape \(2, 5, 32\); it has to be \(2, 5, 64\)"):
+        attention(q, k, v[..., :32], 2, 0.2)
+    with pytest.raises(ConfigError, match=r"k has shape \(1, 5, 64\)"):
+        attention(q, k[:1], v, 2, 0.2)
+
+
 def test_operator_is_registered_well_and_refuses_what_it_cannot_do() -> None:
     q, k, v = (torch.randn(2, 5, 8).bfloat16() for _ in range(3))
     torch.library.opcheck(attention.default, (q, k, v, 2, 0.5))

@@ -233,6 +233,37 @@ def _check_normalized(case: Rows, got: list[Tensor], given: tuple[Any, ...]) -> 
     return []
 
 
+@pytest.mark.parametrize("read", [(0,), (1,), (2,), (0, 2)])
+def test_outputs_that_nobody_reads_are_not_written(read: tuple[int, ...]) -> None:
+    case = CASES[7]
+    function = torch.compile(
+        lambda *given: [ops.qlinear_rows(*case.arguments(*given))[i] for i in read],
+        backend="qsim",
+        dynamic=False,
+    )
+    given = case.inputs(30)
+    everything = torch.compile(
+        lambda *given: ops.qlinear_rows(*case.arguments(*given)), backend="qsim", dynamic=False
+    )(*given)
+    for index, got in zip(read, function(*given), strict=True):
+        assert same_bits(got, everything[index])
+
+
+def test_functions_of_the_vector_library_with_shorter_vectors() -> None:
+    """Inductor told to use 256-bit vectors: our kernels keep their own, without its library."""
+    x, w = _codes(9, 64), _weight(64, 64, 1)
+    for activation in ("tanh", "silu"):
+        run = torch.compile(
+            lambda x, name=activation: ops.qlinear(
+                x, STATIC["x_scale"], STATIC["x_zero_point"], *w, None, name
+            ),
+            backend="qsim",
+            options={"inductor": {"cpp.simdlen": 256}},
+        )
+        want = qlinear(x, STATIC["x_scale"], STATIC["x_zero_point"], *w, None, activation)
+        assert (run(x) - want).abs().max() <= 4e-6
+
+
 def test_result_does_not_depend_on_the_number_of_threads() -> None:
     case = CASES[7]
     run = torch.compile(

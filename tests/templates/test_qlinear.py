@@ -183,6 +183,21 @@ def _assert_bounded(case: Case, got: Tensor, y: Tensor) -> None:
     assert (error <= bound * 1.001 + 2.0**-149).all(), f"{case}: {(error / bound).max()}"
 
 
+def test_a_negative_zero_keeps_its_sign_in_relu() -> None:
+    packed = torch.ops.qinductor.pack_weight(torch.full((2, 4), -1, dtype=torch.int8))
+    w_sum = torch.full((2,), -4, dtype=torch.int32)
+    tiny, zero = torch.full((2,), 2.0**-149), torch.tensor(0, dtype=torch.int32)
+    x, scale = torch.ones(3, 4, dtype=U8), torch.tensor(2.0**-20)
+
+    def run(x: Tensor) -> Tensor:
+        return qlinear(x, scale, zero, packed, tiny, w_sum, None, None, "relu")
+
+    assert torch.signbit(run(x)).all(), "a product that underflows"
+    for isa in _isas_here():
+        torch._dynamo.reset()
+        assert same_bits(_compiled(run, isa)(x), run(x)), isa
+
+
 def test_the_best_instruction_set_is_the_default() -> None:
     layer = int8_linear(64, 64)
     _, (code,) = run_and_get_code(_compiled(layer), torch.randn(2, 64))
