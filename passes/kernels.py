@@ -6,14 +6,17 @@ import torch
 from torch import fx
 
 from .. import attention as _attention  # noqa: F401 - defines the operator
+from .. import fp8 as _fp8  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from ..capability import Capability
 from ..templates import TEMPLATES
 from ..templates.base import KERNEL_META, choose
 from .base import PassLog, argument, is_call, value
+from .gpu_kernels import gpu_kernel, weight_note
 
 QLINEAR = torch.ops.qinductor.qlinear.default
 ATTENTION = torch.ops.qinductor.attention.default
+FP8_LINEAR = torch.ops.qinductor.fp8_linear.default
 FLOAT_MATMULS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -34,16 +37,25 @@ class ChooseKernels:
         for node in graph.nodes:
             if is_call(node, QLINEAR):
                 device = value(node).device.type
-                implementations = TEMPLATES.get(("qlinear", device))
-                if implementations is None:
-                    log.add(
-                        self.name, node, "int8", f"eager operator: no template for device {device}"
+                if device == "cpu":
+                    chosen = choose(TEMPLATES["qlinear", "cpu"], capability)
+                    assert chosen is not None, "the portable one needs nothing"
+                    node.meta[KERNEL_META] = chosen
+                    detail = f"{chosen.kernel_name}{_epilogue(node)}"
+                else:
+                    name, reason = gpu_kernel("qlinear", device, capability)
+                    detail = (
+                        f"eager operator: {reason}"
+                        if name is None
+                        else f"{name}{_epilogue(node)}{weight_note(node)}"
                     )
-                    continue
-                chosen = choose(implementations, capability)
-                assert chosen is not None, "the portable one needs nothing"
-                node.meta[KERNEL_META] = chosen
-                log.add(self.name, node, "int8", f"{chosen.kernel_name}{_epilogue(node)}")
+                log.add(self.name, node, "int8", detail)
+            elif is_call(node, FP8_LINEAR):
+                name, reason = gpu_kernel("fp8_linear", value(node).device.type, capability)
+                if name is None:
+                    log.add(self.name, node, "refused", f"fp8 linear as eager operator: {reason}")
+                else:
+                    log.add(self.name, node, "fused", name)
             elif is_call(node, ATTENTION):
                 node.meta[KERNEL_META] = choose(TEMPLATES["attention", "cpu"], capability)
             elif is_call(node, *FLOAT_MATMULS) and _in_linear(node):

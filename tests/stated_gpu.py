@@ -7,12 +7,16 @@ The list of what has to answer was found by trying, with torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import copy
+import re
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor, nn
 from torch._dynamo import device_interface
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -53,8 +57,8 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def stated_gpu(sm: tuple[int, int]) -> Iterator[Callable[..., torch.Tensor]]:
-    """Yield a function that makes fake tensors on a GPU of compute capability ``sm``."""
+def stated_gpu(sm: tuple[int, int]) -> Iterator[FakeTensorMode]:
+    """Have torch believe in a GPU of compute capability ``sm``; yield a mode for fake tensors."""
     import torch._inductor.fx_passes.joint_graph as joint_graph
     import torch._inductor.fx_passes.post_grad as post_grad
     from torch._inductor.runtime.hints import DeviceProperties
@@ -69,7 +73,7 @@ def stated_gpu(sm: tuple[int, int]) -> Iterator[Callable[..., torch.Tensor]]:
         "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda *args: None,
         "synchronize": lambda *args: None,
-        "is_bf16_supported": lambda *args: True,
+        "is_bf16_supported": lambda *args, **more: True,
         "is_tf32_supported": lambda: True,
         "get_arch_list": lambda: [f"sm_{sm[0]}{sm[1]}"],
         "_lazy_init": lambda: None,
@@ -102,15 +106,122 @@ def stated_gpu(sm: tuple[int, int]) -> Iterator[Callable[..., torch.Tensor]]:
         for cached in caches:
             cached.cache_clear()
         try:
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-            def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-                with mode:
-                    return torch.empty(size, dtype=dtype, device="cuda")
-
-            empty.mode = mode  # type: ignore[attr-defined]
-            yield empty
+            yield FakeTensorMode(allow_non_fake_inputs=True)
         finally:
             driver._active = active
             for cached in caches:
                 cached.cache_clear()
+
+
+class _Called(Exception):
+    """The code is made and was called; nothing is to be run."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What backend "qsim" made.
+
+    Attributes:
+        code: the wrapper, with the kernels' text in it.
+        inputs: the real tensors that the wrapper is called with, in its order.
+        report: what the passes said, as (site, action, detail).
+    """
+
+    code: str
+    inputs: tuple[Tensor, ...]
+    report: tuple[tuple[str, str, str], ...]
+
+    def kernels(self) -> list[str]:
+        """Names of the launched kernels, in the order of their launches."""
+        return re.findall(r"^ *(triton_\w+)\.run\(", self.code, re.MULTILINE)
+
+
+class _Fakes:
+    """Fake copies on the GPU, one for each real tensor, strides kept."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, real: Any) -> Any:
+        if not isinstance(real, Tensor):
+            return real
+        if id(real) not in self.made:
+            with self.mode:
+                fake = torch.empty_strided(
+                    real.shape, real.stride(), dtype=real.dtype, device="cuda"
+                )
+            self.made[id(real)] = (real, fake)
+        return self.made[id(real)][1]
+
+    def real(self, fake: Tensor) -> Tensor:
+        return next(real for real, known in self.made.values() if known is fake)
+
+    def module(self, module: nn.Module) -> nn.Module:
+        """A copy of the module with fake tensors."""
+        # Shared tensors have to stay shared: the copy starts with the very tensors.
+        tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+        copied = copy.deepcopy(module, dict(tensors))
+        for part in copied.modules():
+            for held in (part._buffers, part._parameters):
+                held.update({name: self(t) for name, t in held.items() if t is not None})
+        return copied
+
+
+def generate(
+    sm: tuple[int, int],
+    function: Callable[..., Any],
+    *args: Any,
+    dynamic: bool = False,
+    **options: Any,
+) -> Generated:
+    """Compile a function or module of CPU tensors as if they lay on a GPU.
+
+    Args:
+        sm: its compute capability.
+        function: what to compile. args: what it is called with.
+        dynamic: sizes are symbols.
+        options: of the backend.
+    """
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    from qinductor import report
+    from qinductor.backend import qsim
+
+    made: list[str] = []
+    called: list[list[Tensor]] = []
+    entries: list[Any] = []
+
+    class Module:
+        @staticmethod
+        def call(inputs: list[Tensor]) -> None:
+            called.append(list(inputs))
+            raise _Called
+
+    def compile_to_module(graph: Any) -> Any:
+        wrapper, kernels = graph.codegen()
+        made.append(wrapper.value + (kernels.value if kernels else ""))
+        return Module()
+
+    def add(record: Any, found: list[Any]) -> None:
+        entries.extend(found)
+
+    torch._dynamo.reset()
+    with (
+        stated_gpu(sm) as mode,
+        mock.patch.object(GraphLowering, "compile_to_module", compile_to_module),
+        mock.patch.object(report.GraphRecord, "add", add),
+        mock.patch("qinductor.backend.store_entries", lambda *args: None),
+        mock.patch("qinductor.backend.read_entries", lambda *args: []),
+        config.patch(force_disable_caches=True),
+    ):
+        fake = _Fakes(mode)
+        on_gpu = fake.module(function) if isinstance(function, nn.Module) else function
+        compiled = torch.compile(on_gpu, backend=qsim, dynamic=dynamic, options=options)
+        with torch.no_grad(), contextlib.suppress(_Called):
+            compiled(*(fake(arg) for arg in args))
+        ((code,), (inputs,)) = made, called
+        reals = tuple(fake.real(t) if isinstance(t, Tensor) else t for t in inputs)
+    torch._dynamo.reset()
+    return Generated(code, reals, tuple((e.site, e.action, e.detail) for e in entries))

@@ -1,1 +1,1 @@
-"""Templates for CUDA devices. Only `lowering.py` and tools import from here, and only when asked."""
+"""Templates for CUDA devices, imported where one is wanted, and not before."""

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 """The main loop of the GEMM, and the kernel that is it alone.
 
 Both operands have K as their last, contiguous dimension, as the int8 and fp8 instructions of every
@@ -42,8 +43,8 @@ def accumulate_tile(
 ):
     """Sum of a[rm, k] * b[rn, k] over k_begin <= k < k_end, (BLOCK_M, BLOCK_N) of type ACC.
 
-    a, b: pointers to rows of int8 or fp8, ``stride_a`` and ``stride_b`` elements apart. rm, rn: rows
-    that exist. EVEN_K: the range is a multiple of BLOCK_K. OTHER: zero of the operands' kind.
+    a, b: pointers to rows of int8 or fp8, ``stride_a`` and ``stride_b`` elements apart. rm, rn:
+    rows that exist. EVEN_K: the range is a multiple of BLOCK_K. OTHER: zero of the operands' kind.
     """
     rk = k_begin + tl.arange(0, BLOCK_K)
     a_tile = a + rm[:, None] * stride_a + rk[None, :]
@@ -57,7 +58,7 @@ def accumulate_tile(
             inside = tl.arange(0, BLOCK_K) < k_end - k
             x = tl.load(a_tile, mask=inside[None, :], other=OTHER)
             w = tl.load(b_tile, mask=inside[:, None], other=OTHER)
-        if ACC == tl.int32:
+        if ACC == tl.int32:  # noqa: SIM300 - ACC is no constant to Python
             acc = tl.dot(x, w, acc, out_dtype=tl.int32)
         else:
             # Hopper adds fp8 products in fewer bits than float32 has; each step's sum is promoted.

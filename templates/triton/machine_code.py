@@ -73,7 +73,8 @@ def compile_for(
         sm: compute capability.
         signature: Triton type of each argument that is no constant, in their order.
         constants: value of each ``tl.constexpr`` argument.
-        warps, stages: as a launch gives them.
+        warps: groups of 32 threads of a block.
+        stages: tiles in flight.
         aligned: arguments (pointers, strides, sizes) that are multiples of 16.
 
     Raises:

@@ -49,7 +49,8 @@ class Tile:
             value = getattr(self, name)
             if not least <= value <= most or value & (value - 1):
                 raise ConfigError(
-                    f"tile {name}={value} is not valid. Valid: powers of two from {least} to {most}."
+                    f"tile {name}={value} is not valid. Valid: powers of two from {least} to "
+                    f"{most}."
                 )
         for name, most in (("stages", 8), ("splits", 128), ("group", 64)):
             value = getattr(self, name)
@@ -97,7 +98,11 @@ def choose_tile(m: int, n: int, k: int, gpu: Gpu, operands: str = "s8") -> Tile:
     """Tile for (M, K) times (N, K) transposed; m is a hint, the kernel takes any.
 
     Args:
-        m, n, k: the problem. gpu: where it runs. operands: ``s8`` or ``fp8``.
+        m: rows of the activation, as far as known.
+        n: columns of the product.
+        k: length of its sums.
+        gpu: where it runs.
+        operands: ``s8`` or ``fp8``.
     """
     if m <= 16:
         tile = _SMALL
