@@ -53,3 +53,69 @@ def gemm(a: Tensor, b: Tensor, tile: Tile, n: int | None = None) -> Tensor:
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     return out
+
+
+PRODUCERS = ("none", "layer_norm", "rms_norm", "gelu")
+MAX_ROW = 1 << 16
+"""Longest row: one program holds it in registers."""
+
+
+def quantize_rows(
+    x: Tensor,
+    producer: str = "none",
+    *,
+    multiplier: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    divisor: float = 127.0,
+    min_scale: float = torch.finfo(torch.float32).tiny,
+    store: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quantize each row of producer(x) as :func:`qinductor.ops.quantize_per_token` does.
+
+    Args:
+        x: (..., K) float32, bfloat16 or float16, contiguous.
+        producer: one of :data:`PRODUCERS`; a norm is over the last dimension.
+        multiplier: float32 (K,), applied to the produced row before it is quantized.
+        weight: float (K,), of a norm.
+        bias: float (K,), of a LayerNorm.
+        eps: added to the variance or mean square.
+        divisor: code of the row's largest magnitude.
+        min_scale: lower bound of a scale.
+        store: return the produced tensor too.
+
+    Returns:
+        uint8 codes (..., K), float32 scales (..., 1), and the produced tensor in x's dtype or None.
+
+    Raises:
+        ConfigError: another producer, a norm without weight, or a row beyond :data:`MAX_ROW`.
+    """
+    import triton
+
+    from ...activations import GELU_COEFFICIENTS
+    from .row_quantize import quantize_rows_kernel
+
+    k = x.shape[-1]
+    if producer not in PRODUCERS:
+        raise ConfigError(f"unknown producer {producer!r}. Valid: {', '.join(PRODUCERS)}.")
+    if producer.endswith("norm") and weight is None:
+        raise ConfigError(f"producer {producer!r} needs the norm's weight: give weight=.")
+    if k > MAX_ROW:
+        raise ConfigError(
+            f"a row of {k} does not fit one program; at most {MAX_ROW}. Compile "
+            "torch.ops.qinductor.quantize_per_token instead, which has no limit."
+        )
+    codes = torch.empty_like(x, dtype=torch.uint8)
+    scales = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    produced = torch.empty_like(x) if store and producer != "none" else None
+    table = torch.tensor(GELU_COEFFICIENTS, device=x.device) if producer == "gelu" else None
+    block = triton.next_power_of_2(k)
+    quantize_rows_kernel[(scales.numel(),)](
+        x, multiplier, weight, bias, table, codes, scales, produced, k,
+        EPS=eps, DIVISOR=divisor, MIN_SCALE=min_scale, PRODUCER=producer,
+        HAS_MULTIPLIER=multiplier is not None, HAS_BIAS=bias is not None,
+        STORE=produced is not None, BLOCK=block,
+        num_warps=min(16, max(1, block // 512)), enable_fp_fusion=False,
+    )  # fmt: skip
+    return codes, scales, produced
