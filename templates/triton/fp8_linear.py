@@ -12,6 +12,7 @@ from torch._inductor.virtualized import V
 from ...capability import Gpu
 from .gemm import gemm
 from .qlinear import contiguous, dequantized
+from .tiles import Epilogue
 
 
 def lower_fp8_linear(
@@ -27,6 +28,6 @@ def lower_fp8_linear(
     *lead, k = x.get_size()
     n, k = (V.graph.sizevars.guard_int(size) for size in (weight.get_size()[0], k))
     m = sympy.Mul(*lead)
-    acc = gemm(contiguous(L.view(x, [m, k])), contiguous(weight), n, gpu, "fp8")
+    acc = gemm(contiguous(L.view(x, [m, k])), contiguous(weight), n, gpu, "fp8", Epilogue.LIGHT)
     y = L.to_dtype(dequantized(acc, x_scale, w_scale, bias, m), out_dtype)
     return L.view(y, [*lead, n])

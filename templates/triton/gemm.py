@@ -21,7 +21,7 @@ from torch._inductor.select_algorithm import (
 from torch._inductor.virtualized import V
 
 from ...capability import Gpu
-from .tiles import Tile, candidates, choose_tile
+from .tiles import Epilogue, Tile, candidates, choose_tile
 
 NAME = "qinductor_gemm"
 
@@ -82,7 +82,7 @@ def _helpers() -> str:
     return "\n\n" + "\n\n\n".join(parts) + "\n"
 
 
-def gemm(a: Any, b: Any, n: int, gpu: Gpu, operands: str) -> Any:
+def gemm(a: Any, b: Any, n: int, gpu: Gpu, operands: str, epilogue: Epilogue) -> Any:
     """Inductor node of the product of a and the transpose of b.
 
     Args:
@@ -91,6 +91,7 @@ def gemm(a: Any, b: Any, n: int, gpu: Gpu, operands: str) -> Any:
         n: columns of the product.
         gpu: what it is made for.
         operands: ``s8`` or ``fp8``.
+        epilogue: what the lowering makes of the product.
 
     Returns:
         int32 or float32, (M, N), or (splits, M, N) where K is summed by several blocks.
@@ -99,7 +100,7 @@ def gemm(a: Any, b: Any, n: int, gpu: Gpu, operands: str) -> Any:
     k = int(k)
     hint = V.graph.sizevars.optimization_hint(m)
     tuned = config.max_autotune or config.max_autotune_gemm
-    problem = (hint, n, k, gpu, operands)
+    problem = (hint, n, k, gpu, operands, epilogue)
     tiles = candidates(*problem) if tuned else [choose_tile(*problem)]
     choices: list[Any] = []
     layout: Any = None

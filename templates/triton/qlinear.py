@@ -26,6 +26,7 @@ from ...ops import K_GROUP, PANEL, ZERO_POINT_S8
 from ..arithmetic import activation as apply_activation
 from ..arithmetic import apply, aten, codes, product
 from .gemm import gemm
+from .tiles import Epilogue
 
 # Linears that read the same codes share their signed copy. Keyed by graph, since Inductor may lower
 # one FX graph twice, and a node belongs to one lowering.
@@ -51,7 +52,9 @@ def lower_qlinear(
     *lead, k = x.get_size()
     k, n = (V.graph.sizevars.guard_int(size) for size in (k, w_scale.get_size()[0]))
     m = sympy.Mul(*lead)
-    acc = gemm(_signed_rows(x, m, k), weight_rows(packed), n, gpu, "s8")
+    # The polynomial's coefficients are chosen among 16 segments, in registers.
+    epilogue = Epilogue.HEAVY if activation == "gelu" else Epilogue.LIGHT
+    acc = gemm(_signed_rows(x, m, k), weight_rows(packed), n, gpu, "s8", epilogue)
     if len(acc.get_size()) == 3:
         acc = L.sum_(acc, [0], dtype=torch.int32)
     missing = apply(aten.add.Tensor, apply(aten.neg.default, x_zero_point), ZERO_POINT_S8)

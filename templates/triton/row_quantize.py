@@ -12,12 +12,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...activations import GELU_LIMIT, GELU_SEGMENTS_PER_UNIT
+
+LIMIT = tl.constexpr(GELU_LIMIT)
+PER_UNIT = tl.constexpr(GELU_SEGMENTS_PER_UNIT)
+
 
 @triton.jit
 def gelu(x, table):
     """:func:`qinductor.activations.gelu`. table: float32 (16, 5); x: float32."""
     magnitude = tl.abs(x)
-    u = tl.minimum(magnitude, 5.9999995, propagate_nan=tl.PropagateNan.ALL) * 2.6666667461395264
+    u = tl.minimum(magnitude, LIMIT, propagate_nan=tl.PropagateNan.ALL) * PER_UNIT
     segment = tl.where(u == u, u, 0.0).to(tl.int32)
     f = u - segment.to(tl.float32)
     row = table + segment * 5
@@ -68,7 +73,7 @@ def quantize_rows_kernel(
     STORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """codes (M, K) uint8 with zero point 128 and scales (M,) of producer(x (M, K)).
+    """Codes (M, K) uint8 with zero point 128 and scales (M,) of producer(x (M, K)).
 
     One program a row. The producer computes in float32 and rounds to x's dtype, in which STORE
     writes it to ``produced`` as well: the residual branch of a post-norm layer reads it.

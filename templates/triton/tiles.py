@@ -7,6 +7,7 @@ and from shared memory; ``max_autotune`` times :func:`candidates` on the machine
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,22 @@ from ...errors import ConfigError
 MIN_K_A_SPLIT = 256
 """Fewest k that one split sums: below, writing and adding the partial sums costs more."""
 MAX_SPLITS = 16
+ALIGNMENT = 16
+"""Bytes of the widest load. Rows of other lengths are read byte by byte, and the addresses of a
+large tile's bytes alone fill the registers."""
+
+
+class Epilogue(enum.Enum):
+    """What a block does with its sums, by the registers it takes beside them.
+
+    A thread has 255 registers. Compiled for sm_80, sm_90 and sm_100, an epilogue of scales, bias,
+    ReLU and requantization spills with 64 sums a thread (168 to 384 bytes) and not with 32. GELU's
+    polynomial spills neither, but with eight warps the assembler needs up to 100 s for it.
+    """
+
+    NONE = "none"
+    LIGHT = "light"
+    HEAVY = "heavy"
 
 
 @dataclass(frozen=True)
@@ -83,18 +100,27 @@ class Tile:
 
 _SMALL = Tile(16, 64, 128, warps=4, stages=5)
 _MEDIUM = Tile(64, 64, 128, warps=4, stages=4)
+_WIDE = Tile(64, 128, 128, warps=8, stages=3)
+_UNALIGNED = Tile(64, 64, 32, warps=8, stages=2)
 _LARGE = Tile(128, 128, 64, warps=8, stages=4)
 # More warps or more columns than these, and the assembler spills registers: docs/gpu.md.
 _LARGEST = {
     ("s8", 8): Tile(128, 128, 128, warps=8, stages=3),
     ("s8", 9): Tile(128, 256, 128, warps=8, stages=3),
     ("fp8", 8): Tile(128, 128, 128, warps=8, stages=3),
-    ("fp8", 9): Tile(128, 128, 128, warps=8, stages=4),
+    ("fp8", 9): Tile(128, 128, 128, warps=4, stages=4),
 }
 """By operands and major compute capability (9 stands for all later ones)."""
 
 
-def choose_tile(m: int, n: int, k: int, gpu: Gpu, operands: str = "s8") -> Tile:
+def choose_tile(
+    m: int,
+    n: int,
+    k: int,
+    gpu: Gpu,
+    operands: str = "s8",
+    epilogue: Epilogue = Epilogue.NONE,
+) -> Tile:
     """Tile for (M, K) times (N, K) transposed; m is a hint, the kernel takes any.
 
     Args:
@@ -103,13 +129,14 @@ def choose_tile(m: int, n: int, k: int, gpu: Gpu, operands: str = "s8") -> Tile:
         k: length of its sums.
         gpu: where it runs.
         operands: ``s8`` or ``fp8``.
+        epilogue: what is fused into it.
     """
-    if m <= 16:
+    if k % ALIGNMENT:
+        tile = _UNALIGNED
+    elif m <= 16:
         tile = _SMALL
-    elif m <= 64:
-        tile = _MEDIUM
     else:
-        tile = next(t for t in (_largest(gpu, operands), _LARGE, _MEDIUM) if _fills(t, m, n, gpu))
+        tile = next(t for t in _large(gpu, operands, epilogue) if _fills(t, m, n, gpu))
     # Partial sums of fp8 products are rounded: added in another order they would differ.
     if operands == "s8" and _blocks(tile, m, n) < gpu.processors:
         wanted = min(gpu.processors // _blocks(tile, m, n), k // MIN_K_A_SPLIT, MAX_SPLITS)
@@ -119,11 +146,21 @@ def choose_tile(m: int, n: int, k: int, gpu: Gpu, operands: str = "s8") -> Tile:
     return tile.check(gpu)
 
 
-def candidates(m: int, n: int, k: int, gpu: Gpu, operands: str = "s8") -> Iterator[Tile]:
+def candidates(
+    m: int,
+    n: int,
+    k: int,
+    gpu: Gpu,
+    operands: str = "s8",
+    epilogue: Epilogue = Epilogue.NONE,
+) -> Iterator[Tile]:
     """Tiles worth timing, the chosen one first; all have its splits, so outputs of one shape."""
-    first = choose_tile(m, n, k, gpu, operands)
+    first = choose_tile(m, n, k, gpu, operands, epilogue)
     yield first
-    for tile in (_SMALL, _MEDIUM, _LARGE, _largest(gpu, operands)):
+    if k % ALIGNMENT:
+        return
+    # Timing decides here: a larger tile may pay in spite of an epilogue that spills.
+    for tile in (_SMALL, _WIDE, *_large(gpu, operands, Epilogue.NONE)):
         for stages in {tile.stages, max(2, tile.stages - 1)}:
             other = dataclasses.replace(tile, stages=stages, splits=first.splits)
             if other != first and other.shared_bytes <= gpu.shared_bytes:
@@ -135,10 +172,20 @@ def _largest(gpu: Gpu, operands: str) -> Tile:
     return tile if tile.shared_bytes <= gpu.shared_bytes else _LARGE
 
 
+def _large(gpu: Gpu, operands: str, epilogue: Epilogue) -> tuple[Tile, ...]:
+    """Tiles for many rows, the largest first."""
+    if epilogue is Epilogue.HEAVY:
+        return (_MEDIUM,)
+    if epilogue is Epilogue.LIGHT:
+        return (_WIDE, _MEDIUM)
+    return (_largest(gpu, operands), _LARGE, _MEDIUM)
+
+
 def _blocks(tile: Tile, m: int, n: int) -> int:
     return -(-m // tile.m) * -(-n // tile.n)
 
 
 def _fills(tile: Tile, m: int, n: int, gpu: Gpu) -> bool:
     """True if the problem has a block for most processors, or no smaller tile is left."""
-    return tile is _MEDIUM or _blocks(tile, m, n) * 4 >= gpu.processors * 3
+    fits = m > tile.m // 2 and _blocks(tile, m, n) * 4 >= gpu.processors * 3
+    return tile is _MEDIUM or fits

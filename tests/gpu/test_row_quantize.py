@@ -86,7 +86,7 @@ def test_producers(interpreter: Interpreter, producer: str, dtype: torch.dtype) 
 
 def test_bad_arguments_are_refused() -> None:
     x = torch.zeros(2, 4)
-    with pytest.raises(ConfigError, match="unknown producer 'softmax'. Valid: none, layer_norm"):
+    with pytest.raises(ConfigError, match=r"unknown producer 'softmax'. Valid: none, layer_norm"):
         launch.quantize_rows(x, "softmax")
     with pytest.raises(ConfigError, match="give weight="):
         launch.quantize_rows(x, "rms_norm")
