@@ -22,7 +22,7 @@ MAX_PLACES = 50
 FP32 = FloatingPoint(8, 23)
 
 
-def constants(prefix: str, fmt: FloatingPoint | FixedPoint) -> dict[str, Any]:
+def constants(prefix: str, fmt: object) -> dict[str, Any]:
     """Constants of ``round_to`` for one format, their names prefixed.
 
     Raises:
@@ -54,6 +54,7 @@ def constants(prefix: str, fmt: FloatingPoint | FixedPoint) -> dict[str, Any]:
             f"with subnormals and 1 to {MAX_PLACES} mantissa bits, and saturating FixedPoint of "
             f"at most {MAX_PLACES} bits."
         )
+    assert isinstance(fmt, FixedPoint | FloatingPoint)
     values = (floating, places, emin, float(fmt.exact_min), float(fmt.exact_max), overflow)
     names = ("FLOATING", "PLACES", "EMIN", "LOW", "HIGH", "OVERFLOW")
     return {f"{prefix}_{name}": value for name, value in zip(names, values, strict=True)}

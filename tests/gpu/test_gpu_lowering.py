@@ -105,9 +105,9 @@ def test_few_rows_split_k_among_blocks_and_stay_exact(
     interpreter: Interpreter,  # noqa: F811
     m: int,
 ) -> None:
-    model, x = in_rows(int8_linear(40, 1030, dynamic=True)), torch.randn(m, 1030)
+    model, x = in_rows(int8_linear(40, 770, dynamic=True)), torch.randn(m, 770)
     made = generate((9, 0), model, x)
-    assert "SPLITS : tl.constexpr = 3" in made.code or "SPLITS : tl.constexpr = 4" in made.code
+    assert "SPLITS : tl.constexpr = 3" in made.code
     assert kinds(made.kernels())[-2:] == ["tem", "poi"]
     (got,) = interpreter(run_generated, made.code, *made.inputs)
     assert same_bits(got, model(x))
