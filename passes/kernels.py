@@ -6,12 +6,14 @@ import torch
 from torch import fx
 
 from .. import attention as _attention  # noqa: F401 - defines the operator
+from .. import fp8 as _fp8  # noqa: F401 - defines the operator
 from .. import fused_ops as _fused_ops  # noqa: F401 - defines the operators
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from ..capability import Capability
 from ..templates import TEMPLATES
 from ..templates.base import KERNEL_META, choose
 from .base import PassLog, argument, is_call, site_of, value
+from .gpu_kernels import gpu_kernel, weight_note
 from .merge_projections import SITES_META
 
 LINEARS = (
@@ -20,6 +22,7 @@ LINEARS = (
     torch.ops.qinductor.qlinear_rows.default,
 )
 ATTENTION = torch.ops.qinductor.attention.default
+FP8_LINEAR = torch.ops.qinductor.fp8_linear.default
 FLOAT_MATMULS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -40,22 +43,32 @@ class ChooseKernels:
         for node in graph.nodes:
             if is_call(node, *LINEARS):
                 self._choose(node, capability, log)
+            elif is_call(node, FP8_LINEAR):
+                name, reason = gpu_kernel("fp8_linear", value(node).device.type, capability)
+                if name is None:
+                    log.add(self.name, node, "refused", f"fp8 linear as eager operator: {reason}")
+                else:
+                    log.add(self.name, node, "fused", name)
             elif is_call(node, ATTENTION):
                 node.meta[KERNEL_META] = choose(TEMPLATES["attention", "cpu"], capability)
             elif is_call(node, *FLOAT_MATMULS) and _in_linear(node):
                 log.add(self.name, node, "kept", f"{value(node).dtype} matmul: no int8 weight")
 
     def _choose(self, node: fx.Node, capability: Capability, log: PassLog) -> None:
-        device = argument(node, "x").meta["val"].device.type
+        device = value(argument(node, "x")).device.type
         op = node.target._schema.name.removeprefix("qinductor::")
-        implementations = TEMPLATES.get((op, device))
-        if implementations is None:
-            detail = f"eager operator: no template for device {device}"
-        else:
-            chosen = choose(implementations, capability)
+        if device == "cpu":
+            chosen = choose(TEMPLATES[op, "cpu"], capability)
             assert chosen is not None, "the portable one needs nothing"
             node.meta[KERNEL_META] = chosen
             detail = f"{chosen.kernel_name}{_epilogue(node)}"
+        else:
+            name, reason = gpu_kernel(op, device, capability)
+            detail = (
+                f"eager operator: {reason}"
+                if name is None
+                else f"{name}{_epilogue(node)}{weight_note(node)}"
+            )
         for site in node.meta.get(SITES_META, [site_of(node)]):
             log.add_at(self.name, site, "int8", detail)
 

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from .errors import (
         SavedModelError as SavedModelError,
     )
+    from .gpu import (
+        lay_out as lay_out,
+    )
     from .numerics import (
         MX as MX,
     )
@@ -168,6 +171,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "quantize",
         "quantize_",
     ),
+    "gpu": ("lay_out",),
     "report": ("Report", "explain"),
     "smoothquant": (
         "SmoothQuantConfig",

@@ -54,7 +54,7 @@ def qsim(
     def compile_with(**more: Any) -> Compiled:
         from torch._inductor.compile_fx import compile_fx
 
-        ours = _patches(config, capability, record.add)
+        ours = _patches(config, capability, record.add, on_gpu=_all_on_gpu(example_inputs))
         compiled = compile_fx(gm, list(example_inputs), config_patches={**patches, **ours, **more})
         return cast(Compiled, compiled)
 
@@ -86,14 +86,24 @@ def inductor_options(**options: Any) -> dict[str, Any]:
 
     ``torch.compile(model, options=qinductor.inductor_options())``. The arguments are the fields of
     :class:`qinductor.QSimConfig`. The report of a model compiled so counts no calls, and is empty
-    where Inductor found the graph in its cache, since the passes do not run then.
+    where Inductor found the graph in its cache, since the passes do not run then. On a GPU the
+    epilogue of an int8 linear is a kernel of its own then: only the backend sees that no tensor
+    lies on the CPU, whose templates forbid what fuses it.
     """
     config = QSimConfig.from_options(options)
     capability = Capability.detect(config.isa)
     return {**config.inductor, **_patches(config, capability, _plugin_reporter(capability))}
 
 
-def _patches(config: QSimConfig, capability: Capability, report: Reporter) -> dict[str, Any]:
+def _all_on_gpu(inputs: Sequence[Any]) -> bool:
+    """True if every tensor lies on a CUDA device; single numbers may lie elsewhere."""
+    devices = {t.device.type for t in inputs if isinstance(t, torch.Tensor) and t.dim() > 0}
+    return devices == {"cuda"}
+
+
+def _patches(
+    config: QSimConfig, capability: Capability, report: Reporter, *, on_gpu: bool = False
+) -> dict[str, Any]:
     """Inductor options that install the passes and lowerings."""
     check_torch_version()
     if cpp_compiler() is None:
@@ -108,8 +118,9 @@ def _patches(config: QSimConfig, capability: Capability, report: Reporter) -> di
 
     return {
         "post_grad_custom_pre_pass": QSimPasses(config, capability, report),
-        # Our templates write their whole epilogue themselves; the passes decide what is in it.
-        "epilogue_fusion": False,
+        # CPU templates write their whole epilogue themselves; the passes decide what is in it.
+        # Triton templates leave it to Inductor.
+        "epilogue_fusion": on_gpu,
     }
 
 

@@ -1,4 +1,4 @@
-"""What the machine can do: instruction sets, cache sizes, threads, compiler.
+"""What the machine can do: instruction sets, cache sizes, threads, GPU, compiler.
 
 The only module that asks ``torch.cpu`` or ``torch.cuda`` such questions. Templates state what they
 require as an :class:`Isa`; they never look at the machine themselves.
@@ -58,6 +58,59 @@ _CPU_FLAGS: dict[Isa, tuple[str, ...]] = {
 }
 
 
+# Shared memory that one block may ask for, by compute capability: CUDA C++ Programming Guide 13,
+# table "Technical Specifications per Compute Capability". Others: what every GPU has.
+_SHARED_BYTES = {
+    (8, 0): 163 << 10,
+    (8, 6): 99 << 10,
+    (8, 7): 163 << 10,
+    (8, 9): 99 << 10,
+    (9, 0): 227 << 10,
+    (10, 0): 227 << 10,
+    (10, 3): 227 << 10,
+    (12, 0): 99 << 10,
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device, as far as code for it depends on it.
+
+    Attributes:
+        sm: compute capability, (major, minor).
+        name: what the driver calls it.
+        processors: streaming multiprocessors.
+    """
+
+    sm: tuple[int, int]
+    name: str = "unnamed"
+    processors: int = 108
+
+    @property
+    def target(self) -> str:
+        """The architecture as compilers spell it: sm_90."""
+        return f"sm_{self.sm[0]}{self.sm[1]}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that one block may ask for."""
+        return _SHARED_BYTES.get(self.sm, 48 << 10)
+
+    def reason_against(self, operands: str) -> str | None:
+        """Why tensor cores cannot multiply ``operands`` (``s8`` or ``fp8``) here; None if they can.
+
+        The bounds are those of Triton's code generator, which wants more than the hardware does:
+        int8 tensor cores are used from sm_80, fp8 ones exist from sm_89.
+        """
+        least = _LEAST_SM[operands]
+        if self.sm >= least:
+            return None
+        return f"{operands} products need sm_{least[0]}{least[1]}, this GPU is {self.target}"
+
+
+_LEAST_SM: dict[str, tuple[int, int]] = {"s8": (8, 0), "fp8": (8, 9)}
+
+
 @dataclass(frozen=True)
 class Capability:
     """What code may be generated for. Sizes in bytes.
@@ -70,6 +123,7 @@ class Capability:
         cores: logical processors this process may run on.
         avx512_bf16: bf16 dot products are available.
         amx_int8: the CPU has AMX tiles for int8.
+        gpu: the current CUDA device, None without one.
     """
 
     isas: tuple[Isa, ...]
@@ -80,6 +134,7 @@ class Capability:
     cores: int
     avx512_bf16: bool
     amx_int8: bool
+    gpu: Gpu | None = None
 
     @property
     def isa(self) -> Isa:
@@ -143,7 +198,16 @@ def _detect() -> Capability:
         cores=len(affinity(0)) if affinity else (os.cpu_count() or 1),
         avx512_bf16=bool(facts.get("avx512_bf16", False)),
         amx_int8=bool(facts.get("amx_int8", False)),
+        gpu=_detect_gpu(),
     )
+
+
+def _detect_gpu() -> Gpu | None:
+    # ROCm answers to torch.cuda too, but has none of the instructions named here.
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Gpu((facts.major, facts.minor), facts.name, facts.multi_processor_count)
 
 
 def cpp_compiler() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import torch
 
@@ -24,3 +25,18 @@ def check_torch_version() -> None:
             f"compiling fails, install torch=={TESTED}.*.",
             stacklevel=3,
         )
+
+
+def rounded_quotient(x: Any, y: Any) -> Any:
+    """fl(x / y) of two float32 values in an Inductor kernel, on CUDA; inside of a pointwise body.
+
+    ``ops.div_rn`` came with 2.12; Triton's plain division is off by up to two units.
+    """
+    from torch._inductor.ops_handler import OpsHandler
+    from torch._inductor.virtualized import ops
+
+    if hasattr(OpsHandler, "div_rn"):
+        return ops.div_rn(x, y)
+    return ops.inline_asm_elementwise(
+        x, y, asm="div.rn.f32 $0, $1, $2;", constraints="=f,f,f", dtype=torch.float32
+    )

@@ -112,7 +112,9 @@ def quantize_per_token(
         uint8 (..., K) with zero point 128, and float32 scales (..., 1).
     """
     t = x.float() if multiplier is None else x.float() * multiplier
-    scale = (t.abs().amax(dim=-1, keepdim=True) / divisor).clamp_min(min_scale)
+    amax = t.abs().amax(dim=-1, keepdim=True)
+    # On CUDA torch divides by a number by multiplying with its rounded reciprocal; by a tensor not.
+    scale = (amax / torch.full_like(amax, divisor)).clamp_min(min_scale)
     codes = torch.round(t * torch.reciprocal(scale)).clamp(-128, 127) + ZERO_POINT_S8
     return torch.nan_to_num(codes, nan=0.0).to(torch.uint8), scale
 
@@ -199,13 +201,27 @@ def pack_weight(weight: Tensor) -> Tensor:
 
     Element (n, k) lies at ``[n // 64, k // 4, n % 64, k % 4]``: what one vpdpbusd reads is 64
     consecutive bytes, and a GEMM reads a panel from front to back.
+
+    On CUDA the indices are the same and the strides are not: tensor cores read rows, so the memory
+    stays the padded (N, K) matrix, of which the result is a view.
     """
     n, k = weight.shape
     panels, groups, _, _ = packed_shape(n, k)
     padded = weight.new_zeros((panels * PANEL, groups * K_GROUP))
     padded[:n, :k] = weight
-    tiles = padded.view(panels, PANEL, groups, K_GROUP)
-    return tiles.permute(0, 2, 1, 3).contiguous()
+    return _in_memory_order(padded.view(panels, PANEL, groups, K_GROUP))
+
+
+def _in_memory_order(tiles: Tensor) -> Tensor:
+    """Packed weight of the rows' tiles (panels, 64, groups, 4), laid out as the device reads it."""
+    packed = tiles.permute(0, 2, 1, 3)
+    return packed if tiles.device.type == "cuda" else packed.contiguous()
+
+
+def empty_packed(weight: Tensor) -> Tensor:
+    """Memory for :func:`pack_weight` of ``weight`` (N, K), with its strides."""
+    panels, groups, _, _ = packed_shape(*weight.shape)
+    return _in_memory_order(weight.new_empty((panels, PANEL, groups, K_GROUP)))
 
 
 def unpack_weight(packed: Tensor, n: int, k: int) -> Tensor:
@@ -429,7 +445,7 @@ def _(
 
 @_fake("pack_weight")
 def _(weight: Tensor) -> Tensor:
-    return weight.new_empty(packed_shape(*weight.shape))
+    return empty_packed(weight)
 
 
 @_fake("unpack_weight")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError
-from .ops import pack_weight, packed_shape
+from .ops import empty_packed, pack_weight
 
 T = TypeVar("T")
 _Key = tuple[int, int, torch.Size, tuple[int, ...]]
@@ -163,10 +163,9 @@ _lib.impl("packed_of", packed_of, "CompositeExplicitAutograd")
 def _fake_packed_of(weights: list[Tensor], zero_points: list[Tensor]) -> list[Tensor]:
     out = []
     for weight in weights:
-        n, k = weight.shape
         out += [
-            weight.new_empty(packed_shape(n, k)),
-            weight.new_empty((n,), dtype=torch.int32),
+            empty_packed(weight),
+            weight.new_empty((weight.shape[0],), dtype=torch.int32),
         ]
     return out
 

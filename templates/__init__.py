@@ -10,7 +10,7 @@ if __name__ == "templates":
     raise ImportError("import qinductor.templates, not templates: a second registry would load")
 
 from ..capability import Isa
-from .base import Implementation
+from .base import GpuImplementation, Implementation
 
 _GEMM = (
     (Isa.AVX512_VNNI, "int8_gemm_avx512_vnni.h", "Avx512Vnni"),
@@ -43,3 +43,9 @@ TEMPLATES: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ),
 }
 """(operator, device type) → implementations, in the order in which they are tried."""
+
+GPU_TEMPLATES: dict[str, tuple[GpuImplementation, ...]] = {
+    "qlinear": (GpuImplementation("qlinear", "s8"),),
+    "fp8_linear": (GpuImplementation("fp8_linear", "fp8"),),
+}
+"""Operator → implementations on CUDA devices."""

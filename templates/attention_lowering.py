@@ -12,9 +12,10 @@ from torch._inductor.virtualized import V
 from ..attention import has_kernel
 from ..capability import Capability
 from . import TEMPLATES
+from .arithmetic import apply
 from .base import KERNEL_META, Implementation, choose
 from .cpu.attention import AttentionTemplate
-from .lowering import _aten, contiguous, has_many_elements
+from .lowering import contiguous, has_many_elements
 
 aten = torch.ops.aten
 qinductor = torch.ops.qinductor
@@ -89,10 +90,10 @@ def _mask_operand(mask: Any, q: Any, k: Any) -> Any:
     keys = k.get_size()[1]
     if mask.get_dtype() is torch.bool:
         seen, hidden = (
-            _aten(aten.full.default, [], value, dtype=torch.float32, device=q.get_device())
+            apply(aten.full.default, [], value, dtype=torch.float32, device=q.get_device())
             for value in (0.0, float("-inf"))
         )
-        mask = _aten(aten.where.self, mask, seen, hidden)
+        mask = apply(aten.where.self, mask, seen, hidden)
     mask = L.to_dtype(mask, torch.float32)
     mask = L.view(mask, [1] * (4 - len(mask.get_size())) + list(mask.get_size()))
     shape = [*mask.get_size()[:3], keys]

@@ -14,11 +14,13 @@ from torch._inductor import ir
 from torch._inductor import lowering as L
 from torch._inductor.virtualized import V
 
+from .. import fp8 as _fp8  # noqa: F401 - defines the operator
 from .. import ops as _ops  # noqa: F401 - defines the operators
 from .. import packing as _packing  # noqa: F401 - defines packed_of
-from ..capability import Capability
+from ..capability import Capability, Gpu
 from ..ops import ZERO_POINT_S8
-from . import TEMPLATES
+from . import GPU_TEMPLATES, TEMPLATES
+from .arithmetic import apply, codes, product, quotient, reciprocal
 from .base import KERNEL_META, Implementation, choose
 from .cpu.qlinear import Epilogue, QLinearTemplate
 
@@ -35,24 +37,17 @@ def implementation(op: str) -> Implementation:
     return chosen
 
 
-def _aten(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply the lowering of an aten overload."""
-    return L.lowerings[op](*args, **kwargs)
-
-
-def _codes(x: Any, inverse_scale: Any, zero_point: Any) -> Any:
-    """Clamp(RNE(x * inverse_scale) + zero_point, 0, 255) as uint8; a NaN becomes 0. x: float32."""
-    code = _aten(aten.round.default, _aten(aten.mul.Tensor, x, inverse_scale))
-    code = _aten(aten.add.Tensor, code, zero_point)
-    code = _aten(aten.where.self, _aten(aten.ge.Scalar, code, 0.0), code, 0.0)
-    return L.to_dtype(_aten(aten.minimum.default, code, 255.0), torch.uint8)
+def _gpu_for(op: str, x: Any) -> Gpu | None:
+    """The CUDA device that has a template of ``op`` for ``x``; None where the eager body runs."""
+    capability = Capability.detect()
+    if x.get_device().type != "cuda" or choose(GPU_TEMPLATES[op], capability) is None:
+        return None
+    return capability.gpu
 
 
 @L.register_lowering(qinductor.quantize.default, type_promotion_kind=None)
 def _quantize(x: Any, inverse_scale: Any, zero_point: Any) -> Any:
-    return _codes(
-        L.to_dtype(x, torch.float32), inverse_scale, L.to_dtype(zero_point, torch.float32)
-    )
+    return codes(L.to_dtype(x, torch.float32), inverse_scale, L.to_dtype(zero_point, torch.float32))
 
 
 @L.register_lowering(qinductor.quantize_per_token.default, type_promotion_kind=None)
@@ -64,11 +59,10 @@ def _quantize_per_token(
 ) -> Any:
     t = L.to_dtype(x, torch.float32)
     if multiplier is not None:
-        t = _aten(aten.mul.Tensor, t, multiplier)
-    amax = _aten(aten.amax.default, _aten(aten.abs.default, t), [-1], True)
-    scale = _aten(aten.maximum.default, _aten(aten.div.Tensor, amax, divisor), min_scale)
-    inverse = _aten(aten.reciprocal.default, scale)
-    return _codes(t, inverse, float(ZERO_POINT_S8)), scale
+        t = product(t, multiplier)
+    amax = apply(aten.amax.default, apply(aten.abs.default, t), [-1], True)
+    scale = apply(aten.maximum.default, quotient(amax, divisor), min_scale)
+    return codes(t, reciprocal(scale), float(ZERO_POINT_S8)), scale
 
 
 @L.register_lowering(qinductor.packed_of.default, type_promotion_kind=None)
@@ -97,11 +91,15 @@ def _qlinear(
     out_zero_point: Any = None,
 ) -> Any:
     if x.get_device().type != "cpu":
-        eager = L.fallback_handler(qinductor.qlinear.default, add_to_fallback_set=False)
-        return eager(
+        arguments = (
             x, x_scale, x_zero_point, packed, w_scale, w_sum, bias, residual, activation,
             out_dtype, out_inverse_scale, out_zero_point,
         )  # fmt: skip
+        if (gpu := _gpu_for("qlinear", x)) is not None:
+            from .triton.qlinear import lower_qlinear
+
+            return lower_qlinear(gpu, *arguments)
+        return L.fallback_handler(qinductor.qlinear.default, add_to_fallback_set=False)(*arguments)
     *lead, k = x.get_size()
     # Compile-time facts of a kernel, even where torch.compile(dynamic=True) made them symbols.
     k, n = (V.graph.sizevars.guard_int(size) for size in (k, w_scale.get_size()[0]))
@@ -131,6 +129,23 @@ def _qlinear(
         ),
     )
     return L.view(template.emit()[0], [*lead, n])
+
+
+@L.register_lowering(qinductor.fp8_linear.default, type_promotion_kind=None)
+def _fp8_linear(
+    x: Any,
+    x_scale: Any,
+    weight: Any,
+    w_scale: Any,
+    bias: Any = None,
+    out_dtype: torch.dtype = torch.float32,
+) -> Any:
+    arguments = (x, x_scale, weight, w_scale, bias, out_dtype)
+    if (gpu := _gpu_for("fp8_linear", x)) is not None:
+        from .triton.fp8_linear import lower_fp8_linear
+
+        return lower_fp8_linear(gpu, *arguments)
+    return L.fallback_handler(qinductor.fp8_linear.default, add_to_fallback_set=False)(*arguments)
 
 
 def operands(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Templates for CUDA devices, imported where one is wanted, and not before."""
