@@ -107,6 +107,21 @@ if TYPE_CHECKING:
     from .report import (
         explain as explain,
     )
+    from .simulation import (
+        Accumulator as Accumulator,
+    )
+    from .simulation import (
+        Precision as Precision,
+    )
+    from .simulation import (
+        Rule as Rule,
+    )
+    from .simulation import (
+        SimulationSpec as SimulationSpec,
+    )
+    from .simulation import (
+        simulate as simulate,
+    )
     from .smoothquant import (
         SmoothQuantConfig as SmoothQuantConfig,
     )
@@ -165,6 +180,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "quantize_",
     ),
     "report": ("Report", "explain"),
+    "simulation": ("Accumulator", "Precision", "Rule", "SimulationSpec", "simulate"),
     "smoothquant": (
         "SmoothQuantConfig",
         "convert",

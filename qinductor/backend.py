@@ -49,6 +49,14 @@ def qsim(
     patches = {**mode_options(mode), **config.inductor}
     record = GraphRecord(inputs=[], isa=capability.isa.value, graph_break=_break_reason(gm))
     record.called_with(example_inputs)
+    more_inputs: Callable[[], tuple[torch.Tensor, ...]] = tuple
+    if config.simulate is not None:
+        from .simulation.graph import simulate_graph
+
+        simulated = simulate_graph(gm, config.simulate, complete=record.graph_break is None)
+        gm, more_inputs = simulated.module, simulated.more_inputs
+        example_inputs = (*example_inputs, *simulated.example_inputs())
+        record.simulation, record.simulated = simulated.simulation, simulated.entries
     stored_at = _entries_path(gm, example_inputs, config, capability)
 
     def compile_with(**more: Any) -> Compiled:
@@ -76,7 +84,7 @@ def qsim(
 
     def run(*args: Any) -> Any:
         record.count_call(args)
-        return compiled(*args)
+        return compiled(*args, *more_inputs())
 
     return run
 
