@@ -199,7 +199,13 @@ __all__ = [
 ]
 
 
+_ROOMS = ("optim", "simulation")
+"""Parts that are used under their own name: ``qinductor.optim.LowPrecision``."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     try:
         home = _HOME_OF[name]
     except KeyError:
