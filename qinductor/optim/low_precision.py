@@ -99,7 +99,7 @@ class LowPrecision(Optimizer):
         return self.optimizer.param_groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]
         """The inner optimizer's states."""
         return self.optimizer.state
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 from qinductor.errors import ConfigError
 from qinductor.numerics.formats import FixedPoint, FloatingPoint, Format
@@ -61,8 +64,16 @@ class Accumulator:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"Accumulator: {name}={value!r} must be a positive integer.")
-        if self.aligned_bits is not None and self.aligned_bits > 48:
-            raise ConfigError(f"Accumulator: aligned_bits={self.aligned_bits} must be at most 48.")
+        if self.aligned_bits is not None and not 3 <= self.aligned_bits <= 48:
+            raise ConfigError(f"Accumulator: aligned_bits={self.aligned_bits} must be 3 to 48.")
+        if self.aligned_group > 16:
+            raise ConfigError(f"Accumulator: aligned_group={self.aligned_group} is at most 16.")
+
+    @property
+    def key(self) -> str:
+        """Canonical text; :func:`parse_accumulator` reads it back."""
+        fields = (f for f in dataclasses.fields(self) if getattr(self, f.name) is not None)
+        return ";".join(f"{f.name}={_plain(getattr(self, f.name))}" for f in fields)
 
     def __str__(self) -> str:
         parts = [str(self.format)]
@@ -70,3 +81,18 @@ class Accumulator:
         parts += [f"chunks of {self.chunk}"] if self.chunk else []
         parts += [f"outer {self.outer!s}"] if self.outer else []
         return ", ".join(parts)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Format):
+        return value.key
+    return value.name if isinstance(value, Rounding) else str(value)
+
+
+@functools.lru_cache(maxsize=256)
+def parse_accumulator(key: str) -> Accumulator:
+    """Read :attr:`Accumulator.key` back."""
+    fields = dict(part.split("=", 1) for part in key.split(";"))
+    numbers = ("chunk", "aligned_bits", "aligned_group")
+    values: dict[str, Any] = {k: int(v) if k in numbers else v for k, v in fields.items()}
+    return Accumulator(**values)

@@ -102,8 +102,13 @@ def perform(
         result = around.result(form.in_place(*new_args, **new_kwargs))
         return args[0].copy_(result)
     if settings.accumulator is not None:
-        raise ConfigError(f"{around.site('accumulator')}: accumulators are not simulated yet.")
-    out = operate(callee, new_args, new_kwargs)
+        from .products import accumulated
+
+        run.simulation.number(around.site("accumulator"), settings.accumulator, 0)
+        text = str(around.site("accumulator"))
+        out = accumulated(text, settings.accumulator, form, new_args, new_kwargs)
+    else:
+        out = operate(callee, new_args, new_kwargs)
     return around.result(out)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from qinductor.errors import UnknownOptionError
 from qinductor.numerics.formats import FixedPoint, FloatingPoint, Format, Nans
-from qinductor.numerics.named import BF16, E4M3, E5M2, FP16, NAMED_MX, NVFP4_E2M1
+from qinductor.numerics.named import BF16, DLFLOAT16, E4M3, E5M2, FP16, NAMED_MX, NVFP4_E2M1
 from qinductor.numerics.rounding import Rounding
 from qinductor.numerics.scaled import MX, NVFP4, BlockFloatingPoint, Granularity, Integer
 
+from .accumulator import Accumulator
 from .spec import Precision, Rule, SimulationSpec
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -117,7 +118,8 @@ def _swalp() -> tuple[Rule, ...]:
 def _ibm8() -> tuple[Rule, ...]:
     """Wang et al., Training DNNs with 8-bit Floating Point Numbers (2018): 1-5-2, chunks of 64."""
     eight = FloatingPoint(5, 2, nans=Nans.NONE, saturate=True)
-    return (_layers(eight, eight),)
+    accumulator = Accumulator(DLFLOAT16, chunk=64)
+    return (_layers(eight, eight, accumulator=accumulator),)
 
 
 PRESETS: dict[str, Callable[[], tuple[Rule, ...]]] = {

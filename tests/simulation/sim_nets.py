@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 
-from qinductor.simulation import Precision, Rule, SimulationSpec
+from qinductor.simulation import Handle, Precision, Rule, SimulationSpec
+from qinductor.simulation.graph import simulate_graph
 
 SR = "STOCHASTIC"
 
@@ -109,3 +113,16 @@ def same(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tenso
         torch.equal(x, y) for left, right in zip(a, b, strict=True)
         for x, y in zip(left, right, strict=True)
     )  # fmt: skip
+
+
+def rewritten(model: nn.Module, handle: Handle, through: str | None = None, **options: Any) -> Any:
+    """The model with its graph rewritten, and run as it is or by another backend."""
+
+    def backend(gm, inputs):
+        graph = simulate_graph(gm, handle, complete=True)
+        run = graph.module
+        if through is not None:
+            run = lookup_backend(through)(run, [*inputs, *graph.example_inputs()])
+        return lambda *args: run(*args, *graph.more_inputs())
+
+    return torch.compile(model, backend=backend, **options)

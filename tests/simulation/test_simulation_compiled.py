@@ -8,12 +8,10 @@ import pytest
 import sim_nets as nets
 import torch
 from torch import nn
-from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed
 
 import qinductor
 from qinductor import ConfigError, Rule, SimulationSpec, simulate
-from qinductor.simulation.graph import simulate_graph
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +22,6 @@ def fresh():
 def images(n, size=4):
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(size, 3, 6, 6, generator=generator) for _ in range(n)]
-
-
-def rewritten(model, handle, through=None, **options):
-    """The model with its graph rewritten, and run as it is or by another backend."""
-
-    def backend(gm, inputs):
-        graph = simulate_graph(gm, handle, complete=True)
-        run = graph.module
-        if through is not None:
-            run = lookup_backend(through)(run, [*inputs, *graph.example_inputs()])
-        return lambda *args: run(*args, *graph.more_inputs())
-
-    return torch.compile(model, backend=backend, **options)
 
 
 def test_losses_and_gradients_are_eagers_and_it_compiles_once():
@@ -106,7 +91,7 @@ def test_a_rewritten_graph_alone_is_eager(net):
     eager, graph = simulate(model, nets.stochastic()), simulate(model, nets.stochastic())
     with eager:
         want = nets.train(model, model, [x, x], lr=0)
-    assert nets.same(nets.train(model, rewritten(model, graph), [x, x], lr=0), want)
+    assert nets.same(nets.train(model, nets.rewritten(model, graph), [x, x], lr=0), want)
     assert eager.sites_by_number() == graph.sites_by_number()
 
 
@@ -118,7 +103,7 @@ def test_checkpoints_are_rewritten_inside():
         model = nets.Blocks(mode)
         handle = simulate(model, nets.stochastic())
         # Through AOTAutograd's partitioner, which is what recomputes.
-        compiled = rewritten(model, handle, "aot_eager_decomp_partition", fullgraph=True)
+        compiled = nets.rewritten(model, handle, "aot_eager_decomp_partition", fullgraph=True)
         results.append(nets.train(model, compiled, [torch.ones(4, 16), torch.ones(4, 16)]))
     assert nets.same(*results)
     with simulate(model := nets.Blocks(), nets.stochastic()):
@@ -147,7 +132,7 @@ def test_graph_breaks_go_on_counting():
     model = Broken()
     torch.manual_seed(0)
     model.load_state_dict(Broken().state_dict())
-    assert nets.same(nets.train(model, rewritten(model, graphs), [x] * 3), want)
+    assert nets.same(nets.train(model, nets.rewritten(model, graphs), [x] * 3), want)
     assert int(graphs.step) == 3
     assert eager.sites_by_number() == graphs.sites_by_number()
     assert {s.call for s in graphs.sites if s.op == "add"} == {0, 1}
@@ -160,7 +145,9 @@ def test_other_shapes_recompile_and_count_on():
     eager, graphs = simulate(model, nets.stochastic()), simulate(model, nets.stochastic())
     with eager:
         want = nets.train(model, model, data, lr=0)
-    assert nets.same(nets.train(model, rewritten(model, graphs, dynamic=False), data, lr=0), want)
+    assert nets.same(
+        nets.train(model, nets.rewritten(model, graphs, dynamic=False), data, lr=0), want
+    )
 
 
 @pytest.mark.parametrize(
