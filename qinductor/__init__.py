@@ -120,6 +120,9 @@ if TYPE_CHECKING:
         SimulationSpec as SimulationSpec,
     )
     from .simulation import (
+        observe as observe,
+    )
+    from .simulation import (
         simulate as simulate,
     )
     from .smoothquant import (
@@ -180,7 +183,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "quantize_",
     ),
     "report": ("Report", "explain"),
-    "simulation": ("Accumulator", "Precision", "Rule", "SimulationSpec", "simulate"),
+    "simulation": ("Accumulator", "Precision", "Rule", "SimulationSpec", "observe", "simulate"),
     "smoothquant": (
         "SmoothQuantConfig",
         "convert",

@@ -7,6 +7,7 @@ from typing import Any
 from .accumulator import Accumulator
 from .eager import Handle, simulate
 from .handle import Simulation, Site
+from .observing import Observation, observe
 from .operations import OPERATIONS, Role
 from .presets import PRESETS
 from .spec import Precision, Rule, SimulationSpec
@@ -16,12 +17,14 @@ __all__ = [
     "PRESETS",
     "Accumulator",
     "Handle",
+    "Observation",
     "Precision",
     "Role",
     "Rule",
     "Simulation",
     "SimulationSpec",
     "Site",
+    "observe",
     "simulate",
     "simulation_of",
 ]

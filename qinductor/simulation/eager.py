@@ -6,6 +6,7 @@ gradients are autograd functions, so the backward pass needs no mode and no hook
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,6 +196,15 @@ class _Recompute:
             handle._leave()
 
 
+_HANDLES: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
+
+
+def handle_of(model: nn.Module) -> Handle | None:
+    """The handle that :func:`simulate` made last for a model; None where there is none."""
+    found = _HANDLES.get(getattr(model, "_orig_mod", model))
+    return None if found is None else found()
+
+
 def simulate(model: nn.Module, spec: SimulationSpec) -> Handle:
     """Simulate a spec on a model: ``with qinductor.simulate(model, spec) as handle: ...``.
 
@@ -210,7 +220,9 @@ def simulate(model: nn.Module, spec: SimulationSpec) -> Handle:
         ConfigError: a rule names no module of the model (at once) or no operation that ran (after
             the first forward pass); the model is compiled already.
     """
-    return Handle(model, spec)
+    handle = Handle(model, spec)
+    _HANDLES[model] = weakref.ref(handle)
+    return handle
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:
