@@ -123,7 +123,15 @@ def plain_twin(function: Any) -> Callable[..., Any] | None:
     namespace = {**function.__globals__, **dict.fromkeys(names, lambda *args: False)}
     twin = types.FunctionType(
         *(function.__code__, namespace, function.__name__),
-        *(function.__defaults__, function.__closure__),
+        # A function that chooses between two holds them in its closure.
+        *(function.__defaults__, tuple(map(_twin_cell, function.__closure__ or ()))),
     )
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
+
+
+def _twin_cell(cell: types.CellType) -> types.CellType:
+    """The cell, or one with the twin of the function that it holds."""
+    held = cell.cell_contents
+    twin = plain_twin(held) if isinstance(held, types.FunctionType) else None
+    return cell if twin is None else types.CellType(twin)

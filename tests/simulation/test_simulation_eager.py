@@ -159,6 +159,22 @@ def test_the_parts_of_multi_head_attention_are_reached():
     assert {("embed", "embedding"), ("norm", "norm"), ("", "add")} <= ops
 
 
+def test_every_function_of_torch_nn_functional_runs():
+    """Those that choose between two functions, and those that call others, pass the mode once."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            pooled, where = F.max_pool2d(x, 2, return_indices=True)
+            x = F.max_pool2d(x, 2) + F.max_unpool2d(pooled, where, 2)[:, :, ::2, ::2] + pooled
+            x = F.adaptive_avg_pool2d(F.dropout(F.gelu(x), 0.0), 2)
+            return F.interpolate(F.normalize(F.softmax(x, -1)), scale_factor=2)
+
+    model, x = Net(), torch.randn(1, 2, 8, 8)
+    with simulate(model, one("add", output="E4M3")) as handle:
+        model(x)
+    assert {s.call for s in handle.sites} == {0, 1}
+
+
 def test_nothing_of_the_model_changes():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
     seen = []
