@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import sim_nets as nets
@@ -178,3 +180,9 @@ def test_a_compiled_model_in_the_block_is_refused():
         compiled(x)
     assert handle.position is None
     assert torch.equal(compiled(x), model(x))
+
+
+def test_a_graph_from_the_cache_finds_its_operators():
+    """A process that finds a stochastic graph compiled lowers nothing, and needs them all."""
+    code = "import torch, qinductor.numerics as n; torch.ops.qinductor.random_bits.default"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
