@@ -15,7 +15,7 @@ from .capability import Capability, cpp_compiler
 from .compat import check_torch_version
 from .config import QSimConfig, mode_options
 from .digest import cache_key
-from .errors import CompilerMissingError
+from .errors import CompilerMissingError, ConfigError
 from .report import RECORDS, GraphRecord, Reporter, read_entries, store_entries
 
 Compiled = Callable[..., Any]
@@ -95,8 +95,16 @@ def inductor_options(**options: Any) -> dict[str, Any]:
     ``torch.compile(model, options=qinductor.inductor_options())``. The arguments are the fields of
     :class:`qinductor.QSimConfig`. The report of a model compiled so counts no calls, and is empty
     where Inductor found the graph in its cache, since the passes do not run then.
+
+    Raises:
+        ConfigError: an option is not valid; ``simulate`` needs the backend.
     """
     config = QSimConfig.from_options(options)
+    if config.simulate is not None:
+        raise ConfigError(
+            "inductor_options(simulate=...) cannot work: stock Inductor's passes run after the "
+            "backward graph was made. Use torch.compile(model, backend='qsim', options={...})."
+        )
     capability = Capability.detect(config.isa)
     return {**config.inductor, **_patches(config, capability, _plugin_reporter(capability))}
 

@@ -172,6 +172,11 @@ def test_the_option_is_checked():
         compiled(torch.ones(1, 2))
 
 
+def test_stock_inductor_cannot_simulate():
+    with pytest.raises(ConfigError, match=r"backend='qsim'"):
+        qinductor.inductor_options(simulate=nets.stochastic())
+
+
 def test_a_compiled_model_in_the_block_is_refused():
     model, x = nets.Blocks(), torch.randn(4, 16)
     compiled = torch.compile(model, backend="eager")
