@@ -3,7 +3,8 @@
 ``python -m qinductor.bench.training`` times a step (forward, loss, backward, SGD) of a small VGG
 and of a six-layer transformer: compiled in float32, and simulated by the compiler with the input,
 the weight and the gradient of every convolution and linear layer rounded; and what a matmul with a
-simulated accumulator costs. It writes results/training.json.
+simulated accumulator costs. It writes results/training.json, and from it the table of
+docs/training.md.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .harness import MIN_ROUNDS, Timing, compare
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 RESULTS = Path(__file__).resolve().parent / "results"
+GUIDE = EXAMPLES.parent / "docs" / "training.md"
 LAYERS = ("linear", "conv2d")
 
 
@@ -147,6 +149,29 @@ def _rows(model: str, timings: dict[str, Timing]) -> list[dict[str, Any]]:
     ]
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The table of docs/training.md."""
+    lines = [
+        machine.describe(result["machine"]) + ":",
+        "",
+        "| what | variant | ms | spread | over the first |",
+        "|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['model']} | {row['variant']} | {row['ms']:.1f} | {row['spread']:.0%} | "
+        f"{row['overhead']:+.0%} |"
+        for row in result["rows"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def filled(text: str, result: dict[str, Any]) -> str:
+    """The text with the block ``<!-- table: training -->`` filled in."""
+    before, start, rest = text.partition("<!-- table: training -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return before + start + markdown(result) + end + after
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a table, write the results; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -165,10 +190,10 @@ def main(argv: list[str] | None = None) -> int:
             f"{row['overhead']:+.0%}",
         )
     Console().print(table)
-    header = machine.machine_header(None, arguments.threads)
-    arguments.output.write_text(
-        json.dumps({"machine": header, "rows": rows}, indent=1) + "\n", encoding="utf-8"
-    )
+    result = {"machine": machine.machine_header(None, arguments.threads), "rows": rows}
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if arguments.output == RESULTS / "training.json" and GUIDE.is_file():
+        GUIDE.write_text(filled(GUIDE.read_text("utf-8"), result), encoding="utf-8")
     return 0
 
 

@@ -41,3 +41,9 @@ def test_the_models_come_from_the_examples() -> None:
     for build in training.MODELS.values():
         model, x, y = build()
         assert model(x[:2]).flatten(0, -2).shape[0] * len(x) == 2 * len(y)
+
+
+def test_the_guides_table_is_what_the_result_file_says() -> None:
+    result = json.loads((training.RESULTS / "training.json").read_text("utf-8"))
+    guide = training.GUIDE.read_text("utf-8")
+    assert training.filled(guide, result) == guide and "fp8 stochastic" in guide
