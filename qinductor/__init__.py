@@ -113,6 +113,24 @@ if TYPE_CHECKING:
     from .report import (
         explain as explain,
     )
+    from .simulation import (
+        Accumulator as Accumulator,
+    )
+    from .simulation import (
+        Precision as Precision,
+    )
+    from .simulation import (
+        Rule as Rule,
+    )
+    from .simulation import (
+        SimulationSpec as SimulationSpec,
+    )
+    from .simulation import (
+        observe as observe,
+    )
+    from .simulation import (
+        simulate as simulate,
+    )
     from .smoothquant import (
         SmoothQuantConfig as SmoothQuantConfig,
     )
@@ -173,6 +191,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "gpu": ("lay_out",),
     "report": ("Report", "explain"),
+    "simulation": ("Accumulator", "Precision", "Rule", "SimulationSpec", "observe", "simulate"),
     "smoothquant": (
         "SmoothQuantConfig",
         "convert",
@@ -191,7 +210,13 @@ __all__ = [
 ]
 
 
+_ROOMS = ("optim", "simulation")
+"""Parts that are used under their own name: ``qinductor.optim.LowPrecision``."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     try:
         home = _HOME_OF[name]
     except KeyError:

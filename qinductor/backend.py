@@ -15,7 +15,7 @@ from .capability import Capability, cpp_compiler
 from .compat import check_torch_version
 from .config import QSimConfig, mode_options
 from .digest import cache_key
-from .errors import CompilerMissingError
+from .errors import CompilerMissingError, ConfigError
 from .report import RECORDS, GraphRecord, Reporter, read_entries, store_entries
 
 Compiled = Callable[..., Any]
@@ -49,6 +49,14 @@ def qsim(
     patches = {**mode_options(mode), **config.inductor}
     record = GraphRecord(inputs=[], isa=capability.isa.value, graph_break=_break_reason(gm))
     record.called_with(example_inputs)
+    more_inputs: Callable[[], tuple[torch.Tensor, ...]] = tuple
+    if config.simulate is not None:
+        from .simulation.graph import simulate_graph
+
+        simulated = simulate_graph(gm, config.simulate, complete=record.graph_break is None)
+        gm, more_inputs = simulated.module, simulated.more_inputs
+        example_inputs = (*example_inputs, *simulated.example_inputs())
+        record.simulation, record.simulated = simulated.simulation, simulated.entries
     stored_at = _entries_path(gm, example_inputs, config, capability)
 
     def compile_with(**more: Any) -> Compiled:
@@ -76,7 +84,7 @@ def qsim(
 
     def run(*args: Any) -> Any:
         record.count_call(args)
-        return compiled(*args)
+        return compiled(*args, *more_inputs())
 
     return run
 
@@ -89,8 +97,16 @@ def inductor_options(**options: Any) -> dict[str, Any]:
     where Inductor found the graph in its cache, since the passes do not run then. On a GPU the
     epilogue of an int8 linear is a kernel of its own then: only the backend sees that no tensor
     lies on the CPU, whose templates forbid what fuses it.
+
+    Raises:
+        ConfigError: an option is not valid; ``simulate`` needs the backend.
     """
     config = QSimConfig.from_options(options)
+    if config.simulate is not None:
+        raise ConfigError(
+            "inductor_options(simulate=...) cannot work: stock Inductor's passes run after the "
+            "backward graph was made. Use torch.compile(model, backend='qsim', options={...})."
+        )
     capability = Capability.detect(config.isa)
     return {**config.inductor, **_patches(config, capability, _plugin_reporter(capability))}
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .capability import Isa
 from .errors import ConfigError, UnknownOptionError
+
+if TYPE_CHECKING:
+    from .simulation import Simulation, SimulationSpec
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,16 @@ class QSimConfig:
             to be quantized. Costs a pass over every quantized tensor. Without it a fixed scale
             makes it code 0, and only the residual path keeps it; a scale of a token becomes NaN.
         inductor: stock Inductor options, passed on as they are.
+        simulate: a :class:`qinductor.SimulationSpec` to train with, or the handle that
+            :func:`qinductor.simulate` returned: its seed and step are then shared. One spec object
+            has one seed and one step; give each of several models a handle.
     """
 
     isa: Isa | None = None
     disable: tuple[str, ...] = ()
     check_nan: bool = False
     inductor: Mapping[str, Any] = field(default_factory=dict)
+    simulate: SimulationSpec | Simulation | None = None
 
     def __post_init__(self) -> None:
         if self.isa is not None:
@@ -43,6 +50,14 @@ class QSimConfig:
             )
         object.__setattr__(self, "disable", tuple(sorted(set(self.disable))))
         object.__setattr__(self, "inductor", dict(self.inductor))
+        if self.simulate is not None:
+            from .simulation import Simulation, SimulationSpec
+
+            if not isinstance(self.simulate, SimulationSpec | Simulation):
+                raise ConfigError(
+                    f"simulate={self.simulate!r} is no spec. Give a SimulationSpec, for example "
+                    "SimulationSpec.preset('fp8'), or what qinductor.simulate() returned."
+                )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None) -> QSimConfig:
@@ -84,7 +99,8 @@ class QSimConfig:
     def cache_key(self) -> str:
         """Text that changes whenever generated code may have to.
 
-        Inductor's own options are part of its own cache key already.
+        Inductor's own options are part of its own cache key already, and what is simulated is
+        written in the graph.
         """
         return f"{self.isa} {self.disable} {self.check_nan}"
 

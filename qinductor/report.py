@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CellType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .passes.base import Entry
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
 
 
 @dataclass
@@ -33,6 +36,8 @@ class GraphRecord:
         entries: what the passes did; empty until they ran or their entries were read back.
         from_cache: the graph came from Inductor's cache.
         counts_calls: the graph is called through the backend, which counts.
+        simulated: what a simulation spec did to the graph, before the passes ran.
+        simulation: the seed and step that it runs with, or None.
     """
 
     inputs: list[weakref.ref[torch.Tensor]]
@@ -42,6 +47,8 @@ class GraphRecord:
     passes_ran: bool = False
     from_cache: bool = False
     counts_calls: bool = True
+    simulated: list[Entry] = field(default_factory=list)
+    simulation: Simulation | None = None
     _calls: Iterator[int] = field(default_factory=itertools.count)
     _marker: int | None = None
     _marked: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
@@ -89,7 +96,8 @@ class GraphRecord:
         A site is relative to what was compiled, a layer perhaps, and ``child`` to what is
         explained.
         """
-        sites = [e for e in self.entries if e.action == action and _is_about(e, child)]
+        entries = (*self.simulated, *self.entries)
+        sites = [e for e in entries if e.action == action and _is_about(e, child)]
         return max(sites, key=lambda e: len(e.site)).detail if sites else None
 
     def reads(self, tensors: set[int]) -> bool:
@@ -148,14 +156,16 @@ class Report:
         return {"total": len(self.linears), **by}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: ``linears`` (counts), ``sites``, ``rewrites``, ``refusals``, ``graphs``."""
-        rewrites = [asdict(e) for e in self.entries if e.action != "refused"]
+        """For JSON: ``linears`` (counts), ``sites``, and lists of everything else."""
+        rewrites = [asdict(e) for e in self.entries if e.action in ("checked", "fused")]
+        simulated = [asdict(e) for e in self.entries if e.action == "simulated"]
         refusals = [asdict(e) for e in self.entries if e.action == "refused"]
         return {
             "compiled": bool(self.graphs),
             "linears": self.counts(),
             "sites": [asdict(x) for x in self.linears],
             "rewrites": rewrites,
+            "simulated": simulated,
             "refusals": refusals,
             "graphs": list(self.graphs),
         }
@@ -180,12 +190,11 @@ def explain(compiled: Any) -> Report:
         ConfigError: ``compiled`` is neither a module nor a function that reaches one.
     """
     modules = list(_modules_of(compiled))
-    tensors = {id(t) for m in modules for t in itertools.chain(m.parameters(), m.buffers())}
-    records = RECORDS.of(tensors)
-    entries = tuple(e for r in records for e in r.entries)
+    records = _records_of(modules)
+    entries = tuple(e for r in records for e in (*r.simulated, *r.entries))
     return Report(
         linears=tuple(_linears(modules, records)),
-        entries=_unique(e for e in entries if e.action in ("checked", "fused", "refused")),
+        entries=_unique(e for e in entries if e.action not in ("int8", "kept")),
         graphs=tuple(
             {
                 "calls": r.calls,
@@ -197,6 +206,16 @@ def explain(compiled: Any) -> Report:
             for r in records
         ),
     )
+
+
+def records_of(compiled: Any) -> list[GraphRecord]:
+    """The records of the graphs of what ``torch.compile`` returned."""
+    return _records_of(list(_modules_of(compiled)))
+
+
+def _records_of(modules: list[torch.nn.Module]) -> list[GraphRecord]:
+    tensors = {id(t) for m in modules for t in itertools.chain(m.parameters(), m.buffers())}
+    return RECORDS.of(tensors)
 
 
 def _unique(entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -260,6 +279,8 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
                     yield Linear(name, "int8", "int8 weight, not compiled yet")
             elif ran is not None:
                 yield Linear(name, "int8", ran)
+            elif (recipe := _first(r.named("simulated", name) for r in reading)) is not None:
+                yield Linear(name, "simulated", recipe)
             else:
                 kept = notes.get(name) or _first(r.named("kept", name) for r in reading)
                 yield Linear(name, "kept", kept or "not quantized: convert() left it")

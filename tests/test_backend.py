@@ -38,7 +38,7 @@ def _fresh_dynamo() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"options": {"izo": 1}}, "option of .* 'izo'. Valid: check_nan, disable, inductor, isa"),
+        ({"options": {"izo": 1}}, "'izo'. Valid: check_nan, disable, inductor, isa, simulate"),
         ({"options": {"isa": "sse9"}}, "'sse9'. Valid: portable, avx2, avx512_vnni"),
         ({"options": {"disable": ("fuse_all",)}}, "can be disabled 'fuse_all'.*share_quantize"),
         ({"options": {"disable": ("choose_kernels",)}}, "unknown pass that can be disabled"),
@@ -75,7 +75,7 @@ def test_config_is_frozen_normalized_and_keyed() -> None:
         config.isa = None
     with pytest.raises(UnknownOptionError) as info:
         QSimConfig.from_options({"x": 1})
-    assert info.value.valid == ("check_nan", "disable", "inductor", "isa")
+    assert info.value.valid == ("check_nan", "disable", "inductor", "isa", "simulate")
 
 
 def test_a_capability_is_part_of_the_key() -> None:
@@ -151,7 +151,7 @@ def test_stock_inductor_takes_the_passes_as_a_plugin() -> None:
     assert same_bits(y, net(X)) and "qinductor::gemm<qinductor::Portable" in code
     report = qinductor.explain(compiled).to_dict()
     assert report["linears"]["int8"] == 2 and report["graphs"][0]["calls"] is None
-    with pytest.raises(UnknownOptionError, match="Valid: check_nan, disable, inductor, isa"):
+    with pytest.raises(UnknownOptionError, match="check_nan, disable, inductor, isa, simulate"):
         qinductor.inductor_options(isb="portable")
 
 

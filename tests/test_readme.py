@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from qinductor import zoo
@@ -44,6 +45,21 @@ def test_the_python_runs_as_it_stands(
     assert "encoder.layer.0.attention.self.query" in capsys.readouterr().out
     loaded = names["qinductor"].load("minilm-int8")
     assert type(loaded) is type(names["loaded"].model)
+
+
+@needs_compiler
+def test_the_diff_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    (diff,) = blocks("diff")
+    lines = diff.splitlines()
+    assert sum(line.startswith(("+", "-")) for line in lines) <= 10
+    code = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+    torch.manual_seed(0)
+    batches = [(torch.randn(16, 64), torch.randint(0, 10, (16,))) for _ in range(3)]
+    names: dict[str, Any] = {"batches": batches}
+    exec(compile(code, "README.md", "exec"), names)
+    assert "2 simulated" in capsys.readouterr().out
+    weight = names["model"][0].weight
+    assert torch.equal(weight, weight.bfloat16().float())
 
 
 @needs_minilm

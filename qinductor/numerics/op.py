@@ -19,6 +19,7 @@ from .execute import execute
 from .formats import ElementFormat, Posit
 from .grids import scaled_grid
 from .named import parse_format
+from .random_op import random_bits_op as _random_bits_op  # noqa: F401 - cached graphs call it
 from .reference import (
     block_exponents,
     check_format,
