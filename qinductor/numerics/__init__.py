@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from .codes import Encoded, decode, encode
-from .formats import (
-    ElementFormat,
-    FixedPoint,
-    FloatingPoint,
-    Format,
-    Nans,
-    Overflow,
-    Posit,
-    Table,
-)
+from .format_base import ElementFormat, Format
+from .formats import FixedPoint, FloatingPoint, Nans, Overflow, Posit, Table
 from .module import Quantizer, assign_sites, set_step
 from .named import (
     BF16,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qinductor.errors import ConfigError
 
-from .formats import Format
+from .format_base import Format
 from .scaled import MX, NVFP4, BlockFloatingPoint, Granularity, Integer
 
 

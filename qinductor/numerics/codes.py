@@ -7,19 +7,22 @@ in it. So encode and decode cannot disagree, and formats of more than 16 bits ha
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qinductor.errors import ConfigError
 
+from .arguments import checked_draw
 from .blocks import blocks_of
 from .carrier import carrier_of
 from .execute import random_input
-from .formats import ElementFormat, FixedPoint, FloatingPoint, Format, Nans, Posit, Table
+from .format_base import ElementFormat, Format
+from .formats import FixedPoint, FloatingPoint, Nans, Posit, Table
 from .named import E2M1, E4M3, parse_format
-from .quantize import _check, quantize
+from .quantize import quantize
+from .random_bits import RandomOptions
 from .reference import (
     block_exponents,
     integer_codes,
@@ -29,6 +32,9 @@ from .reference import (
 )
 from .rounding import Rounding
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 E8M0_NAN = 255
 
@@ -125,12 +131,8 @@ def encode(
     fmt: Format | str,
     rounding: Rounding = Rounding.TIES_TO_EVEN,
     *,
-    seed: int | Tensor | None = None,
-    site: int = 0,
-    step: int | Tensor = 0,
-    random_bits: int = 32,
-    index_offset: int = 0,
     nan_scale: bool = False,
+    **options: Unpack[RandomOptions],
 ) -> Encoded:
     """The code words of :func:`quantize` of x; the arguments are that function's.
 
@@ -140,16 +142,8 @@ def encode(
         ConfigError: the format has more than 16 bits, or x holds a NaN that has no code.
     """
     fmt = parse_format(fmt) if isinstance(fmt, str) else fmt
-    chosen_seed, chosen_step = _check(
-        x, fmt, rounding, seed, step, site, random_bits, index_offset, "identity"
-    )
-    random: dict[str, Any] = {
-        "seed": chosen_seed,
-        "step": 0 if chosen_step is None else chosen_step,
-        "site": site,
-        "random_bits": random_bits,
-        "index_offset": index_offset,
-    }
+    draw = checked_draw(x, fmt, rounding, **options)
+    random, random_bits = draw.options(), draw.random_bits
     shape = tuple(x.shape)
     if isinstance(fmt, ElementFormat):
         values = quantize(x.detach(), fmt, rounding, **random).to(torch.float64)
@@ -172,8 +166,7 @@ def encode(
         raise ConfigError(f"NaN cannot be encoded: {fmt} has no code for it (torch.nan_to_num).")
     u = None
     if rounding is Rounding.STOCHASTIC:
-        flat = random_input(x, chosen_seed, chosen_step, site, random_bits, index_offset)
-        u = blocks_of(fmt, x).matrix(flat)[0]
+        u = blocks_of(fmt, x).matrix(random_input(x, draw))[0]
     if isinstance(fmt, Integer):
         k, scale, zero_point = integer_codes(blocks, fmt, rounding, u, random_bits)
         codes = k.to(torch.int64) & ((1 << fmt.bits) - 1)

@@ -16,7 +16,8 @@ from torch._inductor.virtualized import ops
 
 from .carrier import CARRIERS, Carrier, Word, carrier_of
 from .expressions import Expression
-from .formats import FixedPoint, FloatingPoint, Format, Posit
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Posit
 from .grids import grid_of
 from .named import BF16, FP16, parse_format
 from .posits import posit_bits

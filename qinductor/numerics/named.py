@@ -9,7 +9,8 @@ from collections.abc import Callable
 from qinductor.errors import ConfigError
 
 from . import formats, scaled
-from .formats import FixedPoint, FloatingPoint, Format, Nans, Posit, Table
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Nans, Posit, Table
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer, ScaleFormat
 
 # OCP 8-bit Floating Point Specification, revision 1.0: saturating conversion.

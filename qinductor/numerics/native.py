@@ -23,10 +23,11 @@ from torch import Tensor
 
 from .blocks import blocks_of, checked_dim
 from .carrier import Carrier, carrier_of
-from .formats import FixedPoint, FloatingPoint, Format, Posit
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Posit
 from .grids import grid_of
 from .kernel_source import kernel_source
-from .random_bits import lane_width
+from .random_bits import Draw, lane_width
 from .rounding import Grid, Rounding
 from .scaled import MX, BlockFloatingPoint
 
@@ -150,31 +151,13 @@ def block_kernel(
     return build(kernel_source(fmt, None, carrier_of(dtype), mode, lane))
 
 
-def quantize_into(
-    x: Tensor,
-    out: Tensor,
-    fmt: Format,
-    mode: Rounding,
-    seed: Tensor | None,
-    step: Tensor | None,
-    site: int,
-    random_bits: int,
-    index_offset: int,
-) -> bool:
+def quantize_into(x: Tensor, out: Tensor, fmt: Format, mode: Rounding, draw: Draw) -> bool:
     """Run the compiled kernel; False where there is none for these arguments."""
     if x.device.type != "cpu" or x.dtype not in _TYPES:
         return False
     random = mode is Rounding.STOCHASTIC
-    lane = lane_width(random_bits) if random else 0
-    tail = (0,) * 5
-    if random:
-        tail = (
-            0 if seed is None else int(seed),
-            0 if step is None else int(step),
-            site,
-            index_offset,
-            random_bits,
-        )
+    lane = lane_width(draw.random_bits) if random else 0
+    tail = draw_numbers(draw) if random else (0,) * 5
     if isinstance(fmt, FloatingPoint | FixedPoint | Posit):
         function, numbers = element_kernel(fmt, x.dtype, mode, lane)
         if function is None:
@@ -207,6 +190,13 @@ def quantize_into(
         return _through_copies(x, out, run)
     run(x, out)
     return True
+
+
+def draw_numbers(draw: Draw) -> tuple[int, ...]:
+    """A draw as the last five of a kernel's numbers."""
+    seed = 0 if draw.seed is None else int(draw.seed)
+    step = 0 if draw.step is None else int(draw.step)
+    return seed, step, draw.site, draw.index_offset, draw.random_bits
 
 
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

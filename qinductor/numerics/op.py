@@ -16,9 +16,11 @@ from .aten import LANES, to_bits
 from .blocks import blocks_of
 from .carrier import carrier_of
 from .execute import execute
-from .formats import ElementFormat, Posit
+from .format_base import ElementFormat
+from .formats import Posit
 from .grids import scaled_grid
 from .named import parse_format
+from .random_bits import Draw
 from .reference import (
     block_exponents,
     check_format,
@@ -52,7 +54,7 @@ def fake_quantize(
     """
     fmt, mode = parse_format(format), Rounding[rounding]
     check_format(fmt, mode)
-    return execute(x, fmt, mode, seed, step, site, random_bits, index_offset)
+    return execute(x, fmt, mode, Draw(seed, step, site, random_bits, index_offset))
 
 
 @fake_quantize.register_fake

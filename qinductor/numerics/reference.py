@@ -12,7 +12,8 @@ from qinductor.errors import ConfigError
 from .aten import LANES, from_bits, left_aligned, to_bits
 from .blocks import blocks_of
 from .carrier import CARRIERS, Carrier, carrier_of
-from .formats import FixedPoint, FloatingPoint, Format, Posit, Table
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Posit, Table
 from .grids import block_exponent, grid_of, scaled_grid
 from .named import E2M1, E4M3
 from .posits import check_posit_mode, posit_bits
@@ -23,7 +24,7 @@ from .tables import goes_up, table_quantize
 FP32 = CARRIERS[torch.float32]
 
 
-def check_format(fmt: Format, mode: Rounding) -> None:
+def check_format(fmt: Format, mode: Rounding, dtype: torch.dtype | None = None) -> None:
     """Raise ConfigError where a tensor cannot be quantized to ``fmt`` with ``mode``."""
     if not isinstance(
         fmt, FloatingPoint | FixedPoint | Posit | Table | BlockFloatingPoint | MX | NVFP4 | Integer

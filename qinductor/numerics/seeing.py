@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qinductor.errors import ConfigError
 
-from .formats import ElementFormat, FloatingPoint, Format
+from .format_base import ElementFormat, Format
+from .formats import FloatingPoint
 from .named import parse_format
 from .quantize import QuantizeStats, quantize
 from .rounding import Rounding

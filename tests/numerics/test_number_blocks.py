@@ -27,6 +27,7 @@ from qinductor.numerics import (
     quantize,
 )
 from qinductor.numerics.execute import random_input
+from qinductor.numerics.random_bits import Draw
 from qinductor.numerics.reference import reference_quantize
 
 CHECKED_EVERYWHERE = (Rounding.TIES_TO_EVEN, Rounding.STOCHASTIC)
@@ -83,7 +84,7 @@ def test_against_the_oracle(name, dtype):
     fmt = FORMATS[name]
     x = rows(dtype)
     for mode in Rounding:
-        u = random_input(x, torch.tensor(5), None, 0, 32, 0)
+        u = random_input(x, Draw(torch.tensor(5)))
         if dtype != torch.float32 and mode not in CHECKED_EVERYWHERE:
             continue
         got = reference_quantize(x, fmt, mode, u if mode is Rounding.STOCHASTIC else None)
@@ -108,7 +109,7 @@ def test_the_kernel_is_the_aten_form(name, dtype, mode):
     fmt = FORMATS[name]
     big = (torch.randn(40, 5001) * 2.0 ** torch.randint(-30, 15, (40, 1))).to(dtype)
     for x in (rows(dtype), big, rows(dtype)[0, 3], big.t()):
-        u = random_input(x, torch.tensor(5), None, 0, 9, 77)
+        u = random_input(x, Draw(torch.tensor(5), None, 0, 9, 77))
         plain = reference_quantize(x, fmt, mode, u, 9)
         got = quantize(x, fmt, mode, seed=5, random_bits=9, index_offset=77)
         assert not len(go.same(got, plain.double().numpy()))
@@ -155,7 +156,7 @@ def test_nvfp4_by_rationals():
     x[3, 5] = float("nan")
     x[3, 6] = float("-inf")
     got = {m: quantize(x, "NVFP4_E2M1", m, seed=1) for m in Rounding}
-    u = random_input(x, torch.tensor(1), None, 0, 32, 0)
+    u = random_input(x, Draw(torch.tensor(1)))
     finite = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
     t = (finite.abs().max() / 2688).item()
     for i in range(6):

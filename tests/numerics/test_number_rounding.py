@@ -22,6 +22,7 @@ from qinductor.numerics import (
 )
 from qinductor.numerics.execute import random_input
 from qinductor.numerics.posits import POSIT_MODES
+from qinductor.numerics.random_bits import Draw
 from qinductor.numerics.reference import reference_quantize
 
 NAMED_FLOATS = {n: f for n, f in NAMED.items() if isinstance(f, FloatingPoint)}
@@ -31,7 +32,7 @@ SEED = torch.tensor(7)
 
 
 def bits_for(x, mode, r):
-    return random_input(x, SEED, None, 3, r, 0) if mode is Rounding.STOCHASTIC else None
+    return random_input(x, Draw(SEED, None, 3, r)) if mode is Rounding.STOCHASTIC else None
 
 
 def both(x, fmt, mode, r=32):
