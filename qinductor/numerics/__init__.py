@@ -34,6 +34,7 @@ from .named import (
     TF32,
     parse_format,
 )
+from .qpytorch import QTorchBlock, QTorchFixed, QTorchFloat, QTorchNumber
 from .quantize import QuantizeStats, quantize, quantize_
 from .random_bits import site_hash
 from .rounding import Rounding
@@ -80,6 +81,10 @@ __all__ = [
     "Nans",
     "Overflow",
     "Posit",
+    "QTorchBlock",
+    "QTorchFixed",
+    "QTorchFloat",
+    "QTorchNumber",
     "QuantizeStats",
     "Quantizer",
     "Rounding",

@@ -21,6 +21,7 @@ from .execute import random_input
 from .format_base import ElementFormat, Format
 from .formats import FixedPoint, FloatingPoint, Nans, Posit, Table
 from .named import E2M1, E4M3, parse_format
+from .qpytorch import QTorchBlock, QTorchElement
 from .quantize import quantize
 from .random_bits import RandomOptions
 from .reference import (
@@ -62,6 +63,8 @@ def code_table(fmt: ElementFormat) -> Tensor:
     Raises:
         ConfigError: more than 16 bits.
     """
+    if isinstance(fmt, QTorchElement):
+        return code_table(fmt.plain)
     if fmt.bits > 16:
         raise ConfigError(
             f"{fmt} has {fmt.bits} bits; code words exist for at most 16. Use quantize()."
@@ -88,6 +91,8 @@ def code_table(fmt: ElementFormat) -> Tensor:
 
 
 def _nan_code(fmt: ElementFormat) -> int | None:
+    if isinstance(fmt, QTorchElement):
+        return _nan_code(fmt.plain)
     if isinstance(fmt, Posit):
         return 1 << (fmt.n - 1)
     if isinstance(fmt, FloatingPoint):
@@ -108,7 +113,8 @@ def _look_up(values: Tensor, fmt: ElementFormat, nan_allowed: bool) -> Tensor:
     order = torch.argsort(torch.nan_to_num(table, nan=float("inf")), stable=True)
     ascending = torch.nan_to_num(table, nan=float("inf"), posinf=float("inf"))[order]
     where = torch.searchsorted(
-        ascending, torch.nan_to_num(values, nan=0.0, posinf=float("inf"), neginf=float("-inf"))
+        ascending,
+        torch.nan_to_num(values, nan=0.0, posinf=float("inf"), neginf=float("-inf")).contiguous(),
     )
     codes = order[where.clamp(max=len(table) - 1)]
     if fmt.negative_zero:
@@ -151,6 +157,9 @@ def encode(
     if not x.numel():
         raise ConfigError("encode() of a scaled format needs at least one element.")
     blocks, back = blocks_of(fmt, x).matrix(x.detach())
+    if isinstance(fmt, QTorchBlock):
+        # The values are the exact format's, and on its grid they stay.
+        return encode(quantize(x.detach(), fmt, rounding, **random), fmt.plain)
     if isinstance(fmt, MX | BlockFloatingPoint):
         exponent = block_exponents(blocks, fmt, carrier_of(x.dtype)).to(torch.int64)
         q = quantize(x.detach(), fmt, rounding, **random).to(torch.float64)
@@ -183,6 +192,8 @@ def encode(
 def decode(encoded: Encoded, fmt: Format | str, dtype: torch.dtype = torch.float32) -> Tensor:
     """The values of code words: what quantize() gave when encode() made them."""
     fmt = parse_format(fmt) if isinstance(fmt, str) else fmt
+    if isinstance(fmt, QTorchBlock):
+        fmt = fmt.plain
     carrier_of(dtype)
     codes = _unpacked(encoded, fmt.bits)
     if isinstance(fmt, ElementFormat):

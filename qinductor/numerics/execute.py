@@ -7,6 +7,8 @@ from torch import Tensor
 
 from . import native
 from .format_base import Format
+from .qpytorch import QTorchElement, QTorchNumber
+from .qpytorch_rules import qtorch_quantize
 from .random_bits import Draw, random_integers
 from .reference import reference_quantize
 from .rounding import Rounding
@@ -34,7 +36,16 @@ def execute(
         out = torch.empty_like(x)
     if not x.numel():
         return out
+    if isinstance(fmt, QTorchNumber):
+        return _qtorch(x, fmt, mode, draw, out)
     if native.quantize_into(x, out, fmt, mode, draw):
         return out
     u = random_input(x, draw) if mode is Rounding.STOCHASTIC else None
     return out.copy_(reference_quantize(x, fmt, mode, u, draw.random_bits))
+
+
+def _qtorch(x: Tensor, fmt: QTorchNumber, mode: Rounding, draw: Draw, out: Tensor) -> Tensor:
+    """Its exact steps, each by its kernel; those of elements write into ``out`` at once."""
+    target = out if isinstance(fmt, QTorchElement) else None
+    q = qtorch_quantize(x, fmt, mode, lambda y, f, m: execute(y, f, m, draw, target))
+    return q if q is out else out.copy_(q)

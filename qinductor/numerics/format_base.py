@@ -113,16 +113,21 @@ class ElementFormat(Format):
         """Smallest positive value, as a float."""
         return float(self.exact_step)
 
+    @property
+    def listed(self) -> bool:
+        """Whether there are few enough values to list them."""
+        return self.bits <= MAX_LISTED_BITS
+
     def exact_values(self) -> list[Fraction]:
         """All finite values in ascending order, zero once.
 
         Raises:
             ConfigError: the format has more than 2^16 of them.
         """
-        if self.bits > MAX_LISTED_BITS:
+        if not self.listed:
             raise ConfigError(
-                f"{self} has 2^{self.bits} codes; only formats of at most {MAX_LISTED_BITS} bits "
-                "list their values. Use .max, .min and .step instead."
+                f"{self!r} does not list its values: only bounded formats of at most "
+                f"{MAX_LISTED_BITS} bits do. Use .max, .min and .step instead."
             )
         return sorted(set(self._finite()))
 

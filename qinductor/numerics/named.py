@@ -11,6 +11,7 @@ from qinductor.errors import ConfigError
 from . import formats, scaled
 from .format_base import Format
 from .formats import FixedPoint, FloatingPoint, Nans, Posit, Table
+from .qpytorch import QTorchBlock, QTorchFixed, QTorchFloat
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer, ScaleFormat
 
 # OCP 8-bit Floating Point Specification, revision 1.0: saturating conversion.
@@ -68,7 +69,10 @@ NAMED: dict[str, Format] = {
 
 _CLASSES: dict[str, Callable[..., Format]] = {
     c.__name__: c
-    for c in (FloatingPoint, FixedPoint, Posit, Table, BlockFloatingPoint, MX, NVFP4, Integer)
+    for c in (
+        *(FloatingPoint, FixedPoint, Posit, Table, BlockFloatingPoint, MX, NVFP4, Integer),
+        *(QTorchFixed, QTorchFloat, QTorchBlock),
+    )
 }
 _ENUMS = {e.__name__: e for e in (Nans, formats.Overflow, scaled.ScaleRule, scaled.Granularity)}
 

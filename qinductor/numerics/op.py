@@ -20,6 +20,7 @@ from .format_base import ElementFormat
 from .formats import Posit
 from .grids import scaled_grid
 from .named import parse_format
+from .qpytorch import QTorchNumber
 from .random_bits import Draw
 from .reference import (
     block_exponents,
@@ -53,7 +54,7 @@ def fake_quantize(
     graphs are not reused after a change.
     """
     fmt, mode = parse_format(format), Rounding[rounding]
-    check_format(fmt, mode)
+    check_format(fmt, mode, x.dtype)
     return execute(x, fmt, mode, Draw(seed, step, site, random_bits, index_offset))
 
 
@@ -67,7 +68,7 @@ def _(
     *_rest: object,
 ) -> Tensor:
     carrier_of(x.dtype)
-    check_format(parse_format(format), Rounding[rounding])
+    check_format(parse_format(format), Rounding[rounding], x.dtype)
     if "torch._inductor.lowering" in sys.modules:
         from .lowering import register
 
@@ -120,6 +121,8 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *args: Any) -> 
 def outside(x: Tensor, format: str) -> Tensor:
     """Where x lies outside the range of the format (of its block); NaN does not."""
     fmt = parse_format(format)
+    if isinstance(fmt, QTorchNumber):
+        fmt = fmt.plain
     if isinstance(fmt, ElementFormat):
         if isinstance(fmt, Posit):
             return x.abs() > fmt.max

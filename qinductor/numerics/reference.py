@@ -17,6 +17,8 @@ from .formats import FixedPoint, FloatingPoint, Posit, Table
 from .grids import block_exponent, grid_of, scaled_grid
 from .named import E2M1, E4M3
 from .posits import check_posit_mode, posit_bits
+from .qpytorch import QTorchNumber
+from .qpytorch_rules import check_qtorch, qtorch_quantize
 from .rounding import Rounding, quantize_bits
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer
 from .tables import goes_up, table_quantize
@@ -26,6 +28,8 @@ FP32 = CARRIERS[torch.float32]
 
 def check_format(fmt: Format, mode: Rounding, dtype: torch.dtype | None = None) -> None:
     """Raise ConfigError where a tensor cannot be quantized to ``fmt`` with ``mode``."""
+    if isinstance(fmt, QTorchNumber):
+        return check_qtorch(fmt, mode, dtype)
     if not isinstance(
         fmt, FloatingPoint | FixedPoint | Posit | Table | BlockFloatingPoint | MX | NVFP4 | Integer
     ):
@@ -36,6 +40,7 @@ def check_format(fmt: Format, mode: Rounding, dtype: torch.dtype | None = None) 
         )
     if isinstance(fmt, Posit):
         check_posit_mode(mode)
+    return None
 
 
 def reference_quantize(
@@ -49,8 +54,12 @@ def reference_quantize(
     Raises:
         ConfigError: the dtype, the format, the mode or a dim does not apply.
     """
-    check_format(fmt, mode)
+    check_format(fmt, mode, x.dtype)
     carrier = carrier_of(x.dtype)
+    if isinstance(fmt, QTorchNumber):
+        return qtorch_quantize(
+            x, fmt, mode, lambda y, f, m: reference_quantize(y, f, m, u, random_bits)
+        )
     if isinstance(fmt, Table):
         return table_quantize(x, fmt, mode, u, random_bits)
     if isinstance(fmt, FloatingPoint | FixedPoint | Posit):

@@ -42,6 +42,7 @@ FORMATS = {
     "bfp8_row": BlockFloatingPoint(8, dim=0),
     "bfp16": BlockFloatingPoint(16, axis=1, block=6),
     "bfp24_tensor": BlockFloatingPoint(24),
+    "bfp40": BlockFloatingPoint(40, axis=-1, block=8),
 }
 
 
