@@ -15,18 +15,14 @@ from torch._inductor.lowering import fallback_handler, register_lowering
 from torch._inductor.virtualized import ops
 
 from .carrier import CARRIERS, Carrier, Word, carrier_of
+from .elements import Element, element_bits
 from .expressions import Expression
 from .format_base import Format
-from .formats import FixedPoint, FloatingPoint, Posit
+from .formats import FixedPoint, FloatingPoint
 from .grids import grid_of
 from .named import BF16, FP16, parse_format
-from .posits import posit_bits
-from .qpytorch import QTorchElement
-from .qpytorch_rules import qtorch_bits
 from .random_op import random_bits_op
 from .rounding import Lane, Rounding, quantize_bits
-
-_Element = FloatingPoint | FixedPoint | Posit | QTorchElement
 
 _OPERATORS = {
     "+": "add",
@@ -131,7 +127,7 @@ def why_not_fused(fmt: Format) -> str | None:
         return "wrapping needs 64-bit integers beside 32-bit ones"
     if isinstance(fmt, FloatingPoint) and fmt.zero_binade:
         return "its smallest value is no power of two"
-    if isinstance(fmt, FloatingPoint | FixedPoint | Posit | QTorchElement):
+    if isinstance(fmt, Element):
         return None
     return "its elements share scales or have no regular grid"
 
@@ -139,7 +135,7 @@ def why_not_fused(fmt: Format) -> str | None:
 _ANY = Rounding.TIES_TO_EVEN
 
 
-def _rounded(value: Any, fmt: _Element, carrier: Carrier, mode: Rounding, u: Any) -> Any:
+def _rounded(value: Any, fmt: Element, carrier: Carrier, mode: Rounding, u: Any) -> Any:
     """The loop body: a value of the carrier's dtype, quantized."""
     word = carrier.word
     lanes = InductorLanes(word)
@@ -157,12 +153,7 @@ def _rounded(value: Any, fmt: _Element, carrier: Carrier, mode: Rounding, u: Any
         random = InductorExpression(u, torch.int32)
         if word.bits == 64:
             random = _widened(random) & 0xFFFFFFFF
-    if isinstance(fmt, QTorchElement):
-        bits = qtorch_bits(lanes, bits, fmt, carrier, mode, random)
-    elif isinstance(fmt, Posit):
-        bits = posit_bits(lanes, bits, fmt, carrier, mode, random)
-    else:
-        bits = quantize_bits(lanes, bits, grid_of(fmt, carrier, mode), mode, word, random)
+    bits = element_bits(lanes, bits, fmt, carrier, mode, random)
     out = ops.to_dtype_bitcast(bits.value, word.float_dtype, word.int_dtype)
     return ops.to_dtype(out, carrier.dtype, src_dtype=word.float_dtype)
 
@@ -192,7 +183,7 @@ def register() -> None:
             return handler(
                 *(x, seed, step, format, rounding, site, random_bits, index_offset, mask, digest)
             )
-        element = cast("_Element", fmt)
+        element = cast("Element", fmt)
         carrier = carrier_of(x.get_dtype())
         load = x.make_loader()
         load_u = None
