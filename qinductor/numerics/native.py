@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .blocks import blocks_of, checked_dim
 from .carrier import Carrier, carrier_of
+from .fast_paths import Fast, fast_path
 from .format_base import Format
 from .formats import FixedPoint, FloatingPoint, Posit
 from .grids import grid_of
@@ -126,13 +127,14 @@ def element_kernel(
         *(0, 0, 0, 0, 0, 0, 0, grid.floor_odd, (0, 0 if symmetric else 1), (0, 0), (0, 0)),
         *(grid.keep_sign, grid.wrap, grid.deep),
     )
-    return _grid_kernel(shape, carrier, mode, lane), _numbers(grid)
+    fast = fast_path(grid, carrier.word, mode)
+    return _grid_kernel(shape, carrier, mode, lane, fast), _numbers(grid)
 
 
 @functools.cache
-def _grid_kernel(shape: Grid, carrier: Carrier, mode: Rounding, lane: int) -> Any:
+def _grid_kernel(shape: Grid, carrier: Carrier, mode: Rounding, lane: int, fast: Fast) -> Any:
     """The kernel of all grids of a shape: what is not a number of theirs."""
-    return build(kernel_source(FixedPoint(8, 0), shape, carrier, mode, lane))
+    return build(kernel_source(FixedPoint(8, 0), shape, carrier, mode, lane, fast))
 
 
 def _numbers(grid: Grid) -> tuple[int, ...]:

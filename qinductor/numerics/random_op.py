@@ -15,7 +15,7 @@ from torch import Tensor
 from . import native
 from .aten import left_aligned
 from .carrier import WORD32
-from .kernel_source import random_source
+from .kernel_parts import random_source
 from .random_bits import Draw, lane_width, random_integers
 
 
