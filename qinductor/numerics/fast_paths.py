@@ -35,27 +35,34 @@ def fast_path(grid: Grid, word: Word, mode: Rounding) -> Fast:
     """The form that the kernel of an element format may take."""
     if not is_regular(grid, word):
         return Fast.NO
-    if mode is Rounding.STOCHASTIC:
-        return Fast.YES if word.bits == 32 else Fast.NO
-    if mode is not Rounding.TIES_TO_EVEN or grid.d0 == word.man:
-        return Fast.NO
     largest = max(grid.limit)
     beyond = largest + (1 << max(grid.c1 - (largest >> word.man), grid.d0))
-    # |x| must stay below the number that is added, and that number below infinity.
-    if grid.d0 == 0 and beyond >> word.man >= grid.c1:
-        return Fast.NO
-    if (beyond >> word.man) + grid.d0 > 2 * word.bias:
+    exponent = max(beyond >> word.man, grid.c1 - grid.d0)
+    if mode is Rounding.STOCHASTIC:
+        if word.bits != 32 or exponent > 2 * word.bias:
+            return Fast.NO
+    elif mode is Rounding.TIES_TO_EVEN and grid.d0 < word.man:
+        # |x| must stay below the number that is added, and that number below infinity.
+        if grid.d0 == 0 and beyond >> word.man >= grid.c1:
+            return Fast.NO
+        if exponent + grid.d0 > 2 * word.bias:
+            return Fast.NO
+    else:
         return Fast.NO
     saturates = grid.limit[0] == grid.limit[1] and grid.overflow == grid.limit
     return Fast.SATURATES if saturates else Fast.YES
 
 
-NEAREST_SETUP = """
-const I largest = limit_p > limit_n ? limit_p : limit_n, top = c1 - (largest >> MAN);
-const I cap = SATURATES ? largest : largest + ((I)1 << (top > d0 ? top : d0));
+_SETUP = """
+const I largest = limit_p > limit_n ? limit_p : limit_n, last = c1 - (largest >> MAN);
+const I cap = SATURATES ? largest : largest + ((I)1 << (last > d0 ? last : d0));
 const I emin = (c1 - d0) << MAN, up = d0 << MAN;
 """
-"""What nearest_lines() needs of the grid."""
+
+
+def setup(word: Word, saturates: bool) -> str:
+    """The grid's numbers that both forms take: the largest magnitude kept, the lowest exponent."""
+    return _SETUP.replace("MAN", str(word.man)).replace("SATURATES", str(saturates).lower())
 
 
 def nearest_lines(word: Word, saturates: bool, symmetric: bool, signed_zero: bool) -> list[str]:
@@ -90,8 +97,9 @@ def nearest_lines(word: Word, saturates: bool, symmetric: bool, signed_zero: boo
     return lines
 
 
-STOCHASTIC = r"""
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+_STOCHASTIC = r"""
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
+    defined(__AVX512DQ__)
 #define FUSED 1
 static inline __m512i load16(const float* x) { return _mm512_loadu_si512(x); }
 static inline __m512i load16(const int32_t* x) { return _mm512_loadu_si512(x); }
@@ -111,39 +119,42 @@ static inline void store16(uint16_t* x, __m512i b) {
 
 // Whole groups of elements, their random bits made in registers beside the rounding.
 static void fused_groups(const T* x, T* out, int64_t first, int64_t groups, const int64_t* p) {
-#define SPLAT(i) _mm512_set1_epi32((int32_t)p[i])
-  const __m512i d0 = SPLAT(0), c1 = SPLAT(1), floor = SPLAT(3), keep = _mm512_set1_epi32(
-      (int32_t)(~0u << (32 - p[18])));
-  const __m512i limit_p = SPLAT(7), limit_n = SPLAT(8), over_p = SPLAT(9), over_n = SPLAT(10);
-#undef SPLAT
+  const I d0 = (I)p[0], c1 = (I)p[1];
+  const I limit_p = (I)p[7], limit_n = (I)p[8];
+  NEAREST_SETUP
+  const __m512i largest_kept = _mm512_set1_epi32(cap), lowest = _mm512_set1_epi32(emin);
+  // Bits of 2^t are the exponent field less man; of 2^-t, two biases less those.
+  const __m512i man = _mm512_set1_epi32((23 - d0) << 23), bias2 = _mm512_set1_epi32(254 << 23);
+  const __m512i keep = _mm512_set1_epi32((int32_t)(~0u << (32 - p[18])));
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), inf = _mm512_set1_epi32(0x7f800000);
-  const __m512i ones = _mm512_set1_epi32(-1), top = _mm512_set1_epi32(1 << 31);
-  const __m512i w32 = _mm512_set1_epi32(32), w24 = _mm512_set1_epi32(24);
+  const __m512i top = _mm512_set1_epi32(1 << 31);
+  const Keys keys((uint64_t)p[14]);
+  const __m512 one = _mm512_set1_ps(1.0f), two32 = _mm512_set1_ps(4294967296.0f);
+#define FLOAT _mm512_castsi512_ps
   for (int64_t g = 0; g < groups; ++g) {
     __m512i words[4];
-    philox_words((uint64_t)(first + g) * 16, (uint32_t)p[16], (uint32_t)p[15], (uint64_t)p[14],
-                 words);
+    philox_words((uint64_t)(first + g) * 16, (uint32_t)p[16], (uint32_t)p[15], keys, words);
 #pragma GCC unroll 16
     for (int w = 0; w < GROUP / 16; ++w) {
       const __m512i u = _mm512_and_si512(
           _mm512_slli_epi32(words[w * LANE / 32], 32 - LANE - w * LANE % 32), keep);
       const __m512i bits = load16(x + g * GROUP + 16 * w), a = _mm512_and_si512(bits, magnitude);
-      const __m512i d = _mm512_max_epi32(_mm512_sub_epi32(c1, _mm512_srli_epi32(a, 23)), d0);
-      const __m512i addend = _mm512_srlv_epi32(u, _mm512_sub_epi32(w32, d));
-      __m512i r = _mm512_and_si512(_mm512_add_epi32(a, addend), _mm512_sllv_epi32(ones, d));
-      // Below the floor 2^q: x/2^q·2^32 is the significand, shifted; u is added to it.
-      const __m512i s = _mm512_or_si512(_mm512_slli_epi32(a, 8), top);
-      const __m512i sum = _mm512_add_epi32(_mm512_srlv_epi32(s, _mm512_sub_epi32(d, w24)), u);
-      const __mmask16 moves = _mm512_cmplt_epu32_mask(sum, u);
-      r = _mm512_mask_mov_epi32(r, _mm512_cmplt_epi32_mask(a, floor),
-                                _mm512_maskz_mov_epi32(moves, floor));
-      if (SYMMETRIC) {
-        r = _mm512_mask_mov_epi32(r, _mm512_cmpgt_epi32_mask(r, limit_p), over_p);
-      } else {
-        const __mmask16 minus = _mm512_cmplt_epi32_mask(bits, _mm512_setzero_si512());
-        r = _mm512_mask_mov_epi32(
-            r, _mm512_cmpgt_epi32_mask(r, _mm512_mask_mov_epi32(limit_p, minus, limit_n)),
-            _mm512_mask_mov_epi32(over_p, minus, over_n));
+      const __m512i f = _mm512_min_epi32(a, largest_kept);
+      const __m512i e = _mm512_max_epi32(_mm512_and_si512(f, inf), lowest);
+      const __m512i step = _mm512_sub_epi32(e, man);
+      // |x| in steps, its integer and its fraction: powers of two and a difference, all exact.
+      const __m512 y = _mm512_mul_ps(FLOAT(f), FLOAT(_mm512_sub_epi32(bias2, step)));
+      const __m512 k = _mm512_roundscale_ps(y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+      const __m512i sum = _mm512_add_epi32(
+          _mm512_cvttps_epu32(_mm512_mul_ps(_mm512_sub_ps(y, k), two32)), u);
+      const __mmask16 away = _mm512_cmplt_epu32_mask(sum, u);
+      __m512i r = _mm512_castps_si512(
+          _mm512_mul_ps(_mm512_mask_add_ps(k, away, k, one), FLOAT(step)));
+      if (!SATURATES) {
+        const __mmask16 minus = SYMMETRIC ? 0 : _mm512_movepi32_mask(bits);
+        const __m512i limit = _mm512_mask_set1_epi32(_mm512_set1_epi32(limit_p), minus, limit_n);
+        const __m512i over = _mm512_mask_set1_epi32(_mm512_set1_epi32((I)p[9]), minus, (I)p[10]);
+        r = _mm512_mask_mov_epi32(r, _mm512_cmpgt_epi32_mask(r, limit), over);
       }
       const __m512i sign = _mm512_and_si512(bits, top);
       r = SIGNED_ZERO ? _mm512_or_si512(r, sign)
@@ -152,7 +163,14 @@ static void fused_groups(const T* x, T* out, int64_t first, int64_t groups, cons
               _mm512_mask_mov_epi32(r, _mm512_cmpgt_epi32_mask(a, inf), bits));
     }
   }
+#undef FLOAT
 }
 #endif
 """
-"""Stochastic rounding of 32-bit words on AVX-512, without a buffer of random bits."""
+
+
+def stochastic_source(word: Word, saturates: bool, symmetric: bool, signed_zero: bool) -> str:
+    """Stochastic rounding of 32-bit words on AVX-512, without a buffer of random bits."""
+    flags = {"SATURATES": saturates, "SYMMETRIC": symmetric, "SIGNED_ZERO": signed_zero}
+    constants = "".join(f"constexpr bool {name} = {int(v)};\n" for name, v in flags.items())
+    return constants + _STOCHASTIC.replace("NEAREST_SETUP", setup(word, saturates))

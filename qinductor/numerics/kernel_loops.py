@@ -7,7 +7,7 @@ import torch
 from .carrier import Carrier
 
 
-def loop(carrier: Carrier, lines: list[str], result: str, random: bool) -> str:
+def loop(carrier: Carrier, lines: list[str], result: str, random: bool, advance: str = "") -> str:
     """A function ``round_run(x, out, n, u, <grid>)``'s body: the rule over n elements."""
     u = ""
     if random:
@@ -26,5 +26,5 @@ def loop(carrier: Carrier, lines: list[str], result: str, random: bool) -> str:
         "for (int64_t left = n; left > 0; ) {\n  const int64_t n = left < 512 ? left : 512;\n"
         "  int32_t buffer[512]; load_half(x, buffer, n);\n"
         f"  {text}\n  store_half(buffer, out, n);\n"
-        f"  x += n; out += n; {'u_ += n; ' if random else ''}left -= n;\n}}"
+        f"  x += n; out += n; {'u_ += n; ' if random else ''}{advance}left -= n;\n}}"
     )

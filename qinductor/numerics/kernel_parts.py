@@ -27,12 +27,20 @@ PRELUDE = r"""
 """
 
 _PHILOX = r"""
+// Each round's pair of keys, in 64 bits, from which an instruction can broadcast them.
+struct Keys {
+  int64_t k[ROUNDS][2];
+  explicit Keys(uint64_t seed) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int r = 0; r < ROUNDS; ++r) { k[r][0] = k0; k[r][1] = k1; k0 += W0; k1 += W1; }
+  }
+};
+
 #if defined(__AVX512F__)
 // One block on each of 16 lanes; words in registers.
-static inline void philox_words(uint64_t block, uint32_t site, uint32_t step, uint64_t seed,
+static inline void philox_words(uint64_t block, uint32_t site, uint32_t step, const Keys& keys,
                                 __m512i words[4]) {
   const uint32_t low = (uint32_t)block, high = (uint32_t)(block >> 32);
-  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
   // Even and odd lanes apart, each in the low half of 64 bits: vpmuludq reads that half only.
   const __m512i m0 = _mm512_set1_epi64(M0), m1 = _mm512_set1_epi64(M1);
   const __m512i iota = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
@@ -42,7 +50,7 @@ static inline void philox_words(uint64_t block, uint32_t site, uint32_t step, ui
   __m512i a2 = _mm512_set1_epi64(site), b2 = a2, a3 = _mm512_set1_epi64(step), b3 = a3;
 #pragma GCC unroll 10
   for (int r = 0; r < ROUNDS; ++r) {
-    const __m512i q0 = _mm512_set1_epi64(k0), q1 = _mm512_set1_epi64(k1);
+    const __m512i q0 = _mm512_set1_epi64(keys.k[r][0]), q1 = _mm512_set1_epi64(keys.k[r][1]);
     const __m512i pa0 = _mm512_mul_epu32(a0, m0), pa1 = _mm512_mul_epu32(a2, m1);
     const __m512i pb0 = _mm512_mul_epu32(b0, m0), pb1 = _mm512_mul_epu32(b2, m1);
     a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(pa1, 32), a1, q0, 0x96);
@@ -50,7 +58,6 @@ static inline void philox_words(uint64_t block, uint32_t site, uint32_t step, ui
     a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(pa0, 32), a3, q1, 0x96);
     b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(pb0, 32), b3, q1, 0x96);
     a1 = pa1; b1 = pb1; a3 = pa0; b3 = pb0;
-    k0 += W0; k1 += W1;
   }
   const __mmask16 odd = 0xAAAA;
 #define MERGE(i, a, b) \
@@ -61,23 +68,21 @@ static inline void philox_words(uint64_t block, uint32_t site, uint32_t step, ui
 #endif
 
 // The same; out[word][lane].
-static inline void philox16(uint64_t block, uint32_t site, uint32_t step, uint64_t seed,
+static inline void philox16(uint64_t block, uint32_t site, uint32_t step, const Keys& keys,
                             uint32_t out[4][16]) {
 #if defined(__AVX512F__)
   __m512i words[4];
-  philox_words(block, site, step, seed, words);
+  philox_words(block, site, step, keys, words);
   for (int i = 0; i < 4; ++i) _mm512_storeu_si512(out[i], words[i]);
 #else
   const uint32_t low = (uint32_t)block, high = (uint32_t)(block >> 32);
-  const uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
 #pragma omp simd
   for (int l = 0; l < 16; ++l) {
-    uint32_t c0 = low + l, c1 = high, c2 = site, c3 = step, q0 = k0, q1 = k1;
+    uint32_t c0 = low + l, c1 = high, c2 = site, c3 = step;
     for (int r = 0; r < ROUNDS; ++r) {
       const uint64_t p0 = (uint64_t)c0 * M0, p1 = (uint64_t)c2 * M1;
-      c0 = (uint32_t)(p1 >> 32) ^ c1 ^ q0; c1 = (uint32_t)p1;
-      c2 = (uint32_t)(p0 >> 32) ^ c3 ^ q1; c3 = (uint32_t)p0;
-      q0 += W0; q1 += W1;
+      c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (uint32_t)keys.k[r][0]; c1 = (uint32_t)p1;
+      c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (uint32_t)keys.k[r][1]; c3 = (uint32_t)p0;
     }
     out[0][l] = c0; out[1][l] = c1; out[2][l] = c2; out[3][l] = c3;
   }
@@ -86,7 +91,7 @@ static inline void philox16(uint64_t block, uint32_t site, uint32_t step, uint64
 
 // The left-aligned random bits of elements [from, to): u[i - from'], from' the group's start.
 struct Random {
-  uint64_t seed; uint32_t site, step, mask;
+  Keys keys; uint32_t site, step, mask;
   uint32_t buffer[CHUNK + 2 * GROUP];
   int64_t begin = 0, end = 0;
   const int32_t* at(int64_t from, int64_t to, int64_t ahead) {
@@ -99,7 +104,7 @@ struct Random {
       begin = first * GROUP; end = begin + count * GROUP;
       for (int64_t g = 0; g < count; ++g) {
         uint32_t words[4][16];
-        philox16((uint64_t)(first + g) * 16, site, step, seed, words);
+        philox16((uint64_t)(first + g) * 16, site, step, keys, words);
         uint32_t* __restrict target = buffer + g * GROUP;
         const uint32_t keep = mask;
 #pragma GCC unroll 16
@@ -117,7 +122,7 @@ struct Random {
 """
 
 RANDOM_START = (
-    "Random random; random.seed = (uint64_t)p[14]; random.step = (uint32_t)p[15]; "
+    "Random random{Keys((uint64_t)p[14])}; random.step = (uint32_t)p[15]; "
     "random.site = (uint32_t)p[16]; random.mask = ~0u << (32 - p[18]);"
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 from .block_source import block_kernel
 from .carrier import Carrier
 from .expressions import CLanes
-from .fast_paths import NEAREST_SETUP, STOCHASTIC, Fast, nearest_lines
+from .fast_paths import Fast, nearest_lines, setup, stochastic_source
 from .formats import FixedPoint, FloatingPoint, Posit
 from .kernel_loops import loop
 from .kernel_parts import GRID_FIELDS, RANDOM_START, head
@@ -39,19 +39,16 @@ def kernel_source(
         return start + _element_kernel(carrier, m.lines, result.text, bool(lane))
     assert grid is not None
     symmetric = grid.limit[0] == grid.limit[1]
+    shape = (fast is Fast.SATURATES, symmetric, grid.keep_sign == -1)
     if fast is not Fast.NO and mode is Rounding.TIES_TO_EVEN:
-        saturates = fast is Fast.SATURATES
-        lines = nearest_lines(carrier.word, saturates, symmetric, grid.keep_sign == -1)
-        setup = NEAREST_SETUP.replace("MAN", str(carrier.word.man))
-        setup = setup.replace("SATURATES", str(saturates).lower())
-        return start + _element_kernel(carrier, lines, "y", False, setup)
+        lines = nearest_lines(carrier.word, *shape)
+        return start + _element_kernel(carrier, lines, "y", False, setup(carrier.word, shape[0]))
     m = CLanes(carrier.word)
     named = _named_grid(m, grid, mode)
     u = m.name("u") if lane else None
     result = quantize_bits(m, m.name("bits"), named, mode, carrier.word, u)
     if fast is not Fast.NO:
-        start += f"constexpr bool SYMMETRIC = {int(symmetric)}, "
-        start += f"SIGNED_ZERO = {int(grid.keep_sign == -1)};{STOCHASTIC}"
+        start += stochastic_source(carrier.word, *shape)
     return start + _element_kernel(carrier, m.lines, result.text, bool(lane))
 
 
@@ -72,12 +69,12 @@ def _named_grid(m: CLanes, grid: Grid, mode: Rounding) -> Grid:
 
 
 def _element_kernel(
-    carrier: Carrier, lines: list[str], result: str, random: bool, setup: str = ""
+    carrier: Carrier, lines: list[str], result: str, random: bool, before: str = ""
 ) -> str:
     numbers = "".join(f"const I {n} = (I)p[{k}];\n" for k, n in enumerate(GRID_FIELDS))
     return f"""
 static void round_run(const T* x, T* out, int64_t n, const int32_t* u_, const int64_t* p) {{
-{numbers}{setup}{loop(carrier, lines, result, random)}
+{numbers}{before}{loop(carrier, lines, result, random)}
 }}
 extern "C" void run(const T* x, T* out, int64_t n, const int64_t* p, int threads) {{
   const int64_t offset = {"p[17]" if random else "0"};

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -85,8 +86,8 @@ def _warn(error: object) -> None:
 
 
 @functools.cache
-def build(source: str) -> Any:
-    """The ``run`` function of a kernel, compiled or found on disk; None if that fails."""
+def build(source: str, entry: str = "run") -> Any:
+    """The ``entry`` function of a kernel, compiled or found on disk; None if that fails."""
     found = compiler()
     if found is None:
         return None
@@ -107,7 +108,7 @@ def build(source: str) -> Any:
                     timeout=300,
                 )
                 os.replace(so, path)
-        return ctypes.CDLL(str(path)).run
+        return getattr(ctypes.CDLL(str(path)), entry)
     except (OSError, subprocess.SubprocessError) as error:
         _warn(getattr(error, "stderr", None) or error)
         return None
@@ -143,14 +144,14 @@ def _numbers(grid: Grid) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def block_kernel(
-    fmt: MX | BlockFloatingPoint, dtype: torch.dtype, mode: Rounding, lane: int
+    fmt: MX | BlockFloatingPoint, dtype: torch.dtype, mode: Rounding, lane: int, entry: str
 ) -> Any:
     """The function for a block format; the partition is its argument."""
     if isinstance(fmt, MX):
         fmt = MX(fmt.element, scale_rule=fmt.scale_rule)
     else:
         fmt = BlockFloatingPoint(fmt.wl)
-    return build(kernel_source(fmt, None, carrier_of(dtype), mode, lane))
+    return build(kernel_source(fmt, None, carrier_of(dtype), mode, lane), entry)
 
 
 def quantize_into(x: Tensor, out: Tensor, fmt: Format, mode: Rounding, draw: Draw) -> bool:
@@ -172,10 +173,8 @@ def quantize_into(x: Tensor, out: Tensor, fmt: Format, mode: Rounding, draw: Dra
         return True
     if not isinstance(fmt, MX | BlockFloatingPoint):
         return False
-    shape = _rows(x, fmt)
-    if shape is None:
-        return False
-    function = block_kernel(fmt, x.dtype, mode, lane)
+    entry, shape = _layout(x, fmt)
+    function = block_kernel(fmt, x.dtype, mode, lane, entry)
     if function is None:
         return False
 
@@ -204,21 +203,25 @@ def draw_numbers(draw: Draw) -> tuple[int, ...]:
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _rows(x: Tensor, fmt: MX | BlockFloatingPoint) -> tuple[int, int, int] | None:
-    """(rows, columns, run) where blocks are runs in row-major order, else None."""
-    blocks = blocks_of(fmt, x)
-    n = x.numel()
-    if blocks.dim is not None:
-        if checked_dim("dim", blocks.dim, x):
-            return None
-        rows = x.shape[0] if x.dim() else 1
-        return rows, n // rows, n // rows
-    if blocks.axis is None or blocks.run is None:
-        return 1, n, n
-    if checked_dim("axis", blocks.axis, x) != max(x.dim() - 1, 0):
-        return None
-    columns = x.shape[-1] if x.dim() else 1
-    return n // columns, columns, blocks.run
+def _layout(x: Tensor, fmt: MX | BlockFloatingPoint) -> tuple[str, tuple[int, ...]]:
+    """The kernel function for a row-major x, and its sizes."""
+    blocks, n = blocks_of(fmt, x), x.numel()
+    if blocks.dim is None and (blocks.axis is None or blocks.run is None):
+        return "run", (1, n, n)
+    name, of = ("dim", blocks.dim) if blocks.dim is not None else ("axis", blocks.axis)
+    assert of is not None
+    d, shape = checked_dim(name, of, x), tuple(x.shape) or (1,)
+    outer, size, inner = math.prod(shape[:d]), shape[d], math.prod(shape[d + 1 :])
+    if blocks.run is not None:
+        run = min(blocks.run, size)
+        if inner == 1:
+            return "run", (outer, size, run)
+        return "run_columns", (outer, size, inner, run)
+    if outer == 1:
+        return "run", (size, inner, inner)
+    if inner == 1:
+        return "run_columns", (1, outer, size, outer)
+    return "run_segments", (outer, size, inner)
 
 
 def _run_elements(function: Any, x: Tensor, out: Tensor, numbers: tuple[int, ...]) -> None:

@@ -18,9 +18,13 @@ from qinductor.numerics import (
     Posit,
     Rounding,
     Table,
+    native,
     quantize,
 )
+from qinductor.numerics.carrier import carrier_of
 from qinductor.numerics.execute import random_input
+from qinductor.numerics.fast_paths import fast_path
+from qinductor.numerics.grids import grid_of
 from qinductor.numerics.posits import POSIT_MODES
 from qinductor.numerics.random_bits import Draw
 from qinductor.numerics.reference import reference_quantize
@@ -141,6 +145,35 @@ def test_other_formats_against_the_fraction_oracle(name, dtype):
                 want = oracle.quantize(v, fmt, mode, str(dtype)[6:], k, r)
                 same = g == want and math.copysign(1, g) == math.copysign(1, want)
                 assert same or (math.isnan(g) and math.isnan(want)), (v, mode, r, g, want)
+
+
+EDGES = [
+    *(FixedPoint(8, fl) for fl in (-105, -104, -103, -97, -96, 70, 93, 94, 95, 140)),
+    *(FixedPoint(wl, 4) for wl in (22, 23, 24, 25)),
+    *(FloatingPoint(3, man, bias=b) for man in (1, 12) for b in (-100, -80, 88, 92, 97)),
+    *(FloatingPoint(3, 3, bias=b, saturate=True) for b in (-123, -120, -105)),
+]
+
+
+@pytest.mark.parametrize("fmt", EDGES, ids=repr)
+def test_where_shorter_kernels_begin_and_end(fmt):
+    x = torch.cat([go.random_patterns(5000, 2), go.near_range(fmt, 5000, 3), go.boundaries(fmt)])
+    x = torch.cat([x, torch.zeros(-len(x) % 2048 + 2048)])
+    for mode in (Rounding.TIES_TO_EVEN, Rounding.STOCHASTIC):
+        for r in (32, 5):
+            check(x, fmt, mode, r)
+
+
+@pytest.mark.parametrize("mode", [Rounding.TIES_TO_EVEN, Rounding.STOCHASTIC])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_compile_in_every_form(dtype, mode):
+    seen = set()
+    for fmt in (*NAMED_FLOATS.values(), NAMED_FLOATS["FP16"], *go.ELEMENT_FORMATS.values()):
+        lane = 32 if mode is Rounding.STOCHASTIC else 0
+        assert native.element_kernel(fmt, dtype, mode, lane)[0] is not None
+        carrier = carrier_of(dtype)
+        seen.add(fast_path(grid_of(fmt, carrier, mode), carrier.word, mode))
+    assert len(seen) == (1 if mode is Rounding.STOCHASTIC and dtype == torch.float64 else 3)
 
 
 def test_values_of_the_definition():
