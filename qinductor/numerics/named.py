@@ -30,7 +30,8 @@ FP16 = FloatingPoint(5, 10, name="FP16")
 BF16 = FloatingPoint(8, 7, name="BF16")
 TF32 = FloatingPoint(8, 10, name="TF32")
 # Agrawal et al., DLFloat: A 16-b Floating Point Format (ARITH 2019): one NaN-infinity, no
-# subnormals, the lowest binade is normal.
+# subnormals, the lowest binade is normal. IBM's onnx-mlir (NNPALimit.hpp) has the same set:
+# 2^(e-31)·(1 + m/512), e from 0, zero at e = m = 0, NaN-infinity at the last code.
 DLFLOAT16 = FloatingPoint(
     6, 9, subnormals=False, zero_binade=True, nans=Nans.TOP_CODE, name="DLFLOAT16"
 )

@@ -195,6 +195,14 @@ def test_values_of_the_definition():
     assert lost.isnan().all()
 
 
+def test_dlfloat_is_ibms():
+    # onnx-mlir: NNPALimit.hpp gives the maximum, DLF16Conversion.hpp reads 0x0001 as 2^-31·513/512.
+    fmt = NAMED["DLFLOAT16"]
+    assert fmt.max == 2.0**32 * (1 + 510 / 512)
+    assert fmt.step == fmt.min_normal == 2.0**-31 * (1 + 1 / 512)
+    assert fmt.values[:2] == (-fmt.max, -(2.0**32) * (1 + 509 / 512))
+
+
 def test_float64_is_rounded_once():
     # 1 + 2^-11 + 2^-40: nearest FP16 is above the tie; through fp32 it would look like the tie.
     x = torch.tensor([1 + 2.0**-11 + 2.0**-40], dtype=torch.float64)
