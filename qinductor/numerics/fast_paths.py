@@ -31,12 +31,17 @@ def is_regular(grid: Grid, word: Word) -> bool:
     return bool(grid.floor == (grid.c1 - word.man) << word.man)
 
 
+def largest_kept(grid: Grid, word: Word) -> int:
+    """Bits of the grid's next value past its end: what lies beyond may be cut to it."""
+    largest = max(grid.limit)
+    return int(largest + (1 << max(grid.c1 - (largest >> word.man), grid.d0)))
+
+
 def fast_path(grid: Grid, word: Word, mode: Rounding) -> Fast:
     """The form that the kernel of an element format may take."""
     if not is_regular(grid, word):
         return Fast.NO
-    largest = max(grid.limit)
-    beyond = largest + (1 << max(grid.c1 - (largest >> word.man), grid.d0))
+    beyond = largest_kept(grid, word)
     exponent = max(beyond >> word.man, grid.c1 - grid.d0)
     if mode is Rounding.STOCHASTIC:
         if word.bits != 32 or exponent > 2 * word.bias:

@@ -17,14 +17,16 @@ from torch._inductor.lowering import fallback_handler, lowerings, register_lower
 from torch._inductor.virtualized import V, ops
 
 from .blocks import Blocks, blocks_of
-from .carrier import CARRIERS, Carrier, carrier_of
+from .carrier import CARRIERS, Carrier, Word, carrier_of
 from .elements import Block, Element, block_bits, element_bits
+from .fast_paths import Fast, fast_path, largest_kept
 from .format_base import Format
+from .formats import FixedPoint, FloatingPoint
 from .grids import grid_of
 from .inductor_lanes import InductorExpression, InductorLanes, widened
 from .named import BF16, FP16, parse_format
 from .random_op import random_bits_op
-from .rounding import Lane, Rounding, quantize_bits
+from .rounding import Grid, Lane, Rounding, finished, quantize_bits
 
 Loader = Callable[[Sequence[Any]], Any]
 
@@ -55,6 +57,27 @@ def _bits(value: Any, carrier: Carrier) -> Lane:
     return quantize_bits(InductorLanes(word), bits, grid, nearest, word)
 
 
+def _nearest(bits: Lane, grid: Grid, word: Word) -> Lane:
+    """Nearest even by the exact addition of ``fast_paths.nearest_lines``."""
+    m = InductorLanes(word)
+    f = m.minimum(bits & word.magnitude, largest_kept(grid, word))
+    e = m.maximum(f & word.inf, (grid.c1 - grid.d0) << word.man)
+    c = e + (grid.d0 << word.man)
+    x, big = (ops.to_dtype_bitcast(v.value, word.float_dtype, word.int_dtype) for v in (f, c))
+    r = ops.sub(ops.add(x, big), big)
+    rounded = ops.to_dtype_bitcast(r, word.int_dtype, word.float_dtype)
+    return finished(m, bits, InductorExpression(rounded, word.int_dtype), grid, word)
+
+
+def _rounded(bits: Lane, fmt: Element, carrier: Carrier, mode: Rounding, u: Lane) -> Lane:
+    word = carrier.word
+    if mode is Rounding.TIES_TO_EVEN and isinstance(fmt, FloatingPoint | FixedPoint):
+        grid = grid_of(fmt, carrier, mode)
+        if fast_path(grid, word, mode) is not Fast.NO:
+            return _nearest(bits, grid, word)
+    return element_bits(InductorLanes(word), bits, fmt, carrier, mode, u)
+
+
 def _value(bits: Lane, carrier: Carrier) -> Any:
     """The value of the carrier's dtype with these bits."""
     word = carrier.word
@@ -73,10 +96,8 @@ def _elements(x: Any, fmt: Element, mode: Rounding, load_u: Loader | None) -> An
     carrier, load = carrier_of(x.get_dtype()), x.make_loader()
 
     def inner(index: Sequence[Any]) -> Any:
-        lanes, u = InductorLanes(carrier.word), _random(load_u, index, carrier)
-        return _value(
-            element_bits(lanes, _bits(load(index), carrier), fmt, carrier, mode, u), carrier
-        )
+        bits, u = _bits(load(index), carrier), _random(load_u, index, carrier)
+        return _value(_rounded(bits, fmt, carrier, mode, u), carrier)
 
     return _pointwise(x, inner, list(x.get_size()))
 

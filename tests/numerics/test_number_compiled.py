@@ -13,6 +13,7 @@ from qinductor.numerics import (
     NAMED,
     BlockFloatingPoint,
     FixedPoint,
+    FloatingPoint,
     Overflow,
     Posit,
     QTorchBlock,
@@ -44,8 +45,13 @@ def test_every_mode_is_eagers_bits(dtype):
     if dtype == torch.float32:
         formats.append(NAMED["FP16"].replace(saturate=True))
 
+    # Nearest by addition, beside its edges: a wide fixed point, a grid too low, one that overflows.
+    shorter = [FixedPoint(23, 4), FixedPoint(24, 4), FloatingPoint(3, 3, bias=100),
+               NAMED["E4M3"].replace(saturate=False), NAMED["E4M3FNUZ"]]  # fmt: skip
+
     def every(x, step):
         out = [quantize(x, f, m, seed=5, step=step) for f in formats for m in modes]
+        out += [quantize(x, f) for f in shorter if dtype == torch.float32]
         return [*out, quantize(x, Posit(8, 2)), quantize(x, "E2M1", SR, seed=1, random_bits=8)]
 
     x, step = inputs(dtype), torch.tensor(4)
