@@ -13,15 +13,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from qinductor.numerics.formats import (
-    ElementFormat,
-    FixedPoint,
-    FloatingPoint,
-    Nans,
-    Overflow,
-    Posit,
-    Table,
-)
+from qinductor.numerics.format_base import ElementFormat
+from qinductor.numerics.formats import FixedPoint, FloatingPoint, Nans, Overflow, Posit, Table
 from qinductor.numerics.rounding import Rounding
 from qinductor.numerics.scaled import MX, BlockFloatingPoint, ScaleRule
 

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from .codes import Encoded, decode, encode
-from .formats import (
-    ElementFormat,
-    FixedPoint,
-    FloatingPoint,
-    Format,
-    Nans,
-    Overflow,
-    Posit,
-    Table,
-)
+from .format_base import ElementFormat, Format
+from .formats import FixedPoint, FloatingPoint, Nans, Overflow, Posit, Table
 from .module import Quantizer, assign_sites, set_step
 from .named import (
     BF16,
@@ -42,6 +34,7 @@ from .named import (
     TF32,
     parse_format,
 )
+from .qpytorch import QTorchBlock, QTorchFixed, QTorchFloat, QTorchNumber
 from .quantize import QuantizeStats, quantize, quantize_
 from .random_bits import site_hash
 from .rounding import Rounding
@@ -88,6 +81,10 @@ __all__ = [
     "Nans",
     "Overflow",
     "Posit",
+    "QTorchBlock",
+    "QTorchFixed",
+    "QTorchFloat",
+    "QTorchNumber",
     "QuantizeStats",
     "Quantizer",
     "Rounding",

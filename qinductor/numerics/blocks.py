@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from qinductor.errors import ConfigError
 
-from .formats import Format
+from .format_base import Format
+from .qpytorch import QTorchBlock
 from .scaled import MX, NVFP4, BlockFloatingPoint, Granularity, Integer
 
 
@@ -68,6 +69,8 @@ def checked_dim(name: str, dim: int, x: Tensor) -> int:
 
 def blocks_of(fmt: Format, x: Tensor) -> Blocks:
     """The partition that a scaled format asks for."""
+    if isinstance(fmt, QTorchBlock):
+        fmt = fmt.plain
     if isinstance(fmt, BlockFloatingPoint):
         return Blocks(dim=fmt.dim, axis=fmt.axis, run=fmt.block)
     if isinstance(fmt, MX | NVFP4):

@@ -7,19 +7,23 @@ in it. So encode and decode cannot disagree, and formats of more than 16 bits ha
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qinductor.errors import ConfigError
 
+from .arguments import checked_draw
 from .blocks import blocks_of
 from .carrier import carrier_of
 from .execute import random_input
-from .formats import ElementFormat, FixedPoint, FloatingPoint, Format, Nans, Posit, Table
+from .format_base import ElementFormat, Format
+from .formats import FixedPoint, FloatingPoint, Nans, Posit, Table
 from .named import E2M1, E4M3, parse_format
-from .quantize import _check, quantize
+from .qpytorch import QTorchBlock, QTorchElement
+from .quantize import quantize
+from .random_bits import RandomOptions
 from .reference import (
     block_exponents,
     integer_codes,
@@ -29,6 +33,9 @@ from .reference import (
 )
 from .rounding import Rounding
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 E8M0_NAN = 255
 
@@ -56,6 +63,8 @@ def code_table(fmt: ElementFormat) -> Tensor:
     Raises:
         ConfigError: more than 16 bits.
     """
+    if isinstance(fmt, QTorchElement):
+        return code_table(fmt.plain)
     if fmt.bits > 16:
         raise ConfigError(
             f"{fmt} has {fmt.bits} bits; code words exist for at most 16. Use quantize()."
@@ -82,6 +91,8 @@ def code_table(fmt: ElementFormat) -> Tensor:
 
 
 def _nan_code(fmt: ElementFormat) -> int | None:
+    if isinstance(fmt, QTorchElement):
+        return _nan_code(fmt.plain)
     if isinstance(fmt, Posit):
         return 1 << (fmt.n - 1)
     if isinstance(fmt, FloatingPoint):
@@ -102,7 +113,8 @@ def _look_up(values: Tensor, fmt: ElementFormat, nan_allowed: bool) -> Tensor:
     order = torch.argsort(torch.nan_to_num(table, nan=float("inf")), stable=True)
     ascending = torch.nan_to_num(table, nan=float("inf"), posinf=float("inf"))[order]
     where = torch.searchsorted(
-        ascending, torch.nan_to_num(values, nan=0.0, posinf=float("inf"), neginf=float("-inf"))
+        ascending,
+        torch.nan_to_num(values, nan=0.0, posinf=float("inf"), neginf=float("-inf")).contiguous(),
     )
     codes = order[where.clamp(max=len(table) - 1)]
     if fmt.negative_zero:
@@ -125,12 +137,8 @@ def encode(
     fmt: Format | str,
     rounding: Rounding = Rounding.TIES_TO_EVEN,
     *,
-    seed: int | Tensor | None = None,
-    site: int = 0,
-    step: int | Tensor = 0,
-    random_bits: int = 32,
-    index_offset: int = 0,
     nan_scale: bool = False,
+    **options: Unpack[RandomOptions],
 ) -> Encoded:
     """The code words of :func:`quantize` of x; the arguments are that function's.
 
@@ -140,16 +148,8 @@ def encode(
         ConfigError: the format has more than 16 bits, or x holds a NaN that has no code.
     """
     fmt = parse_format(fmt) if isinstance(fmt, str) else fmt
-    chosen_seed, chosen_step = _check(
-        x, fmt, rounding, seed, step, site, random_bits, index_offset, "identity"
-    )
-    random: dict[str, Any] = {
-        "seed": chosen_seed,
-        "step": 0 if chosen_step is None else chosen_step,
-        "site": site,
-        "random_bits": random_bits,
-        "index_offset": index_offset,
-    }
+    draw = checked_draw(x, fmt, rounding, **options)
+    random, random_bits = draw.options(), draw.random_bits
     shape = tuple(x.shape)
     if isinstance(fmt, ElementFormat):
         values = quantize(x.detach(), fmt, rounding, **random).to(torch.float64)
@@ -157,6 +157,9 @@ def encode(
     if not x.numel():
         raise ConfigError("encode() of a scaled format needs at least one element.")
     blocks, back = blocks_of(fmt, x).matrix(x.detach())
+    if isinstance(fmt, QTorchBlock):
+        # The values are the exact format's, and on its grid they stay.
+        return encode(quantize(x.detach(), fmt, rounding, **random), fmt.plain)
     if isinstance(fmt, MX | BlockFloatingPoint):
         exponent = block_exponents(blocks, fmt, carrier_of(x.dtype)).to(torch.int64)
         q = quantize(x.detach(), fmt, rounding, **random).to(torch.float64)
@@ -172,8 +175,7 @@ def encode(
         raise ConfigError(f"NaN cannot be encoded: {fmt} has no code for it (torch.nan_to_num).")
     u = None
     if rounding is Rounding.STOCHASTIC:
-        flat = random_input(x, chosen_seed, chosen_step, site, random_bits, index_offset)
-        u = blocks_of(fmt, x).matrix(flat)[0]
+        u = blocks_of(fmt, x).matrix(random_input(x, draw))[0]
     if isinstance(fmt, Integer):
         k, scale, zero_point = integer_codes(blocks, fmt, rounding, u, random_bits)
         codes = k.to(torch.int64) & ((1 << fmt.bits) - 1)
@@ -190,6 +192,8 @@ def encode(
 def decode(encoded: Encoded, fmt: Format | str, dtype: torch.dtype = torch.float32) -> Tensor:
     """The values of code words: what quantize() gave when encode() made them."""
     fmt = parse_format(fmt) if isinstance(fmt, str) else fmt
+    if isinstance(fmt, QTorchBlock):
+        fmt = fmt.plain
     carrier_of(dtype)
     codes = _unpacked(encoded, fmt.bits)
     if isinstance(fmt, ElementFormat):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 from .carrier import Word
 from .rounding import Lane
 
 
-class Expression:
+class Expression(abc.ABC):
     """Python's operators, for subclasses that build code from them."""
 
     __hash__ = None  # type: ignore[assignment]
 
+    @abc.abstractmethod
     def arithmetic(self, op: str, other: Lane, swap: bool = False) -> Lane:
         """``self op other``, or ``other op self`` with ``swap``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def compare(self, op: str, other: Lane) -> Lane:
         """A condition."""
-        raise NotImplementedError
 
     def __add__(self, other: Lane) -> Lane:
         return self.arithmetic("+", other)

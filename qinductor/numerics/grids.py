@@ -175,7 +175,7 @@ def scaled_grid(m: Lanes, fmt: MX | BlockFloatingPoint, carrier: Carrier, x: Lan
         keep_sign=-1 if element.negative_zero else 0,
         deep=_deep(man, max(own_q - 127, carrier.qmin), carrier),
     )
-    largest = scaled_bits(m, word.pattern(element.exact_max), x, word)
+    largest = scaled_bits(m, word.floor(element.exact_max), x, word)
     largest = minimum(m, largest, word.pattern(carrier.max))
     limit = round_magnitude(m, largest, 0, grid, Rounding.TOWARD_ZERO, word, None)
     pair = (limit, limit)

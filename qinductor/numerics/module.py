@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qinductor.errors import ConfigError
 
-from .formats import Format
+from .format_base import Format
 from .quantize import quantize
 from .random_bits import lane_width, site_hash
 from .reference import check_format
@@ -108,18 +108,28 @@ class Quantizer(nn.Module):
         )
 
 
-def assign_sites(model: nn.Module) -> dict[str, tuple[int, int]]:
+def data_parallel_rank() -> int:
+    """This process's rank where torch.distributed runs, else 0."""
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return int(torch.distributed.get_rank()) if running else 0
+
+
+def assign_sites(model: nn.Module, rank: int | None = None) -> dict[str, tuple[int, int]]:
     """Give every Quantizer of a model the sites of its module path; returns them by path.
+
+    Activations and gradients differ between data-parallel ranks, so their sites do. ``rank``: the
+    data-parallel rank, where it is not :func:`data_parallel_rank`, as with tensor parallelism.
 
     Raises:
         ConfigError: two of them collide (32-bit hashes); rename a module.
     """
     sites: dict[str, tuple[int, int]] = {}
     taken: dict[int, str] = {}
+    rank = data_parallel_rank() if rank is None else rank
     for path, module in model.named_modules():
         if not isinstance(module, Quantizer):
             continue
-        pair = site_hash(path, role="input"), site_hash(path, role="grad")
+        pair = site_hash(path, role="input", rank=rank), site_hash(path, role="grad", rank=rank)
         for site in pair:
             if site in taken:
                 raise ConfigError(

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from qinductor.errors import ConfigError
 
 from . import formats, scaled
-from .formats import FixedPoint, FloatingPoint, Format, Nans, Posit, Table
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Nans, Posit, Table
+from .qpytorch import QTorchBlock, QTorchFixed, QTorchFloat
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer, ScaleFormat
 
 # OCP 8-bit Floating Point Specification, revision 1.0: saturating conversion.
@@ -28,7 +30,8 @@ FP16 = FloatingPoint(5, 10, name="FP16")
 BF16 = FloatingPoint(8, 7, name="BF16")
 TF32 = FloatingPoint(8, 10, name="TF32")
 # Agrawal et al., DLFloat: A 16-b Floating Point Format (ARITH 2019): one NaN-infinity, no
-# subnormals, the lowest binade is normal.
+# subnormals, the lowest binade is normal. IBM's onnx-mlir (NNPALimit.hpp) has the same set:
+# 2^(e-31)·(1 + m/512), e from 0, zero at e = m = 0, NaN-infinity at the last code.
 DLFLOAT16 = FloatingPoint(
     6, 9, subnormals=False, zero_binade=True, nans=Nans.TOP_CODE, name="DLFLOAT16"
 )
@@ -67,7 +70,10 @@ NAMED: dict[str, Format] = {
 
 _CLASSES: dict[str, Callable[..., Format]] = {
     c.__name__: c
-    for c in (FloatingPoint, FixedPoint, Posit, Table, BlockFloatingPoint, MX, NVFP4, Integer)
+    for c in (
+        *(FloatingPoint, FixedPoint, Posit, Table, BlockFloatingPoint, MX, NVFP4, Integer),
+        *(QTorchFixed, QTorchFloat, QTorchBlock),
+    )
 }
 _ENUMS = {e.__name__: e for e in (Nans, formats.Overflow, scaled.ScaleRule, scaled.Granularity)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -23,10 +24,12 @@ from torch import Tensor
 
 from .blocks import blocks_of, checked_dim
 from .carrier import Carrier, carrier_of
-from .formats import FixedPoint, FloatingPoint, Format, Posit
+from .fast_paths import Fast, fast_path
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Posit
 from .grids import grid_of
 from .kernel_source import kernel_source
-from .random_bits import lane_width
+from .random_bits import Draw, lane_width
 from .rounding import Grid, Rounding
 from .scaled import MX, BlockFloatingPoint
 
@@ -83,8 +86,8 @@ def _warn(error: object) -> None:
 
 
 @functools.cache
-def build(source: str) -> Any:
-    """The ``run`` function of a kernel, compiled or found on disk; None if that fails."""
+def build(source: str, entry: str = "run") -> Any:
+    """The ``entry`` function of a kernel, compiled or found on disk; None if that fails."""
     found = compiler()
     if found is None:
         return None
@@ -105,7 +108,7 @@ def build(source: str) -> Any:
                     timeout=300,
                 )
                 os.replace(so, path)
-        return ctypes.CDLL(str(path)).run
+        return getattr(ctypes.CDLL(str(path)), entry)
     except (OSError, subprocess.SubprocessError) as error:
         _warn(getattr(error, "stderr", None) or error)
         return None
@@ -125,13 +128,14 @@ def element_kernel(
         *(0, 0, 0, 0, 0, 0, 0, grid.floor_odd, (0, 0 if symmetric else 1), (0, 0), (0, 0)),
         *(grid.keep_sign, grid.wrap, grid.deep),
     )
-    return _grid_kernel(shape, carrier, mode, lane), _numbers(grid)
+    fast = fast_path(grid, carrier.word, mode)
+    return _grid_kernel(shape, carrier, mode, lane, fast), _numbers(grid)
 
 
 @functools.cache
-def _grid_kernel(shape: Grid, carrier: Carrier, mode: Rounding, lane: int) -> Any:
+def _grid_kernel(shape: Grid, carrier: Carrier, mode: Rounding, lane: int, fast: Fast) -> Any:
     """The kernel of all grids of a shape: what is not a number of theirs."""
-    return build(kernel_source(FixedPoint(8, 0), shape, carrier, mode, lane))
+    return build(kernel_source(FixedPoint(8, 0), shape, carrier, mode, lane, fast))
 
 
 def _numbers(grid: Grid) -> tuple[int, ...]:
@@ -140,41 +144,23 @@ def _numbers(grid: Grid) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def block_kernel(
-    fmt: MX | BlockFloatingPoint, dtype: torch.dtype, mode: Rounding, lane: int
+    fmt: MX | BlockFloatingPoint, dtype: torch.dtype, mode: Rounding, lane: int, entry: str
 ) -> Any:
     """The function for a block format; the partition is its argument."""
     if isinstance(fmt, MX):
         fmt = MX(fmt.element, scale_rule=fmt.scale_rule)
     else:
         fmt = BlockFloatingPoint(fmt.wl)
-    return build(kernel_source(fmt, None, carrier_of(dtype), mode, lane))
+    return build(kernel_source(fmt, None, carrier_of(dtype), mode, lane), entry)
 
 
-def quantize_into(
-    x: Tensor,
-    out: Tensor,
-    fmt: Format,
-    mode: Rounding,
-    seed: Tensor | None,
-    step: Tensor | None,
-    site: int,
-    random_bits: int,
-    index_offset: int,
-) -> bool:
+def quantize_into(x: Tensor, out: Tensor, fmt: Format, mode: Rounding, draw: Draw) -> bool:
     """Run the compiled kernel; False where there is none for these arguments."""
     if x.device.type != "cpu" or x.dtype not in _TYPES:
         return False
     random = mode is Rounding.STOCHASTIC
-    lane = lane_width(random_bits) if random else 0
-    tail = (0,) * 5
-    if random:
-        tail = (
-            0 if seed is None else int(seed),
-            0 if step is None else int(step),
-            site,
-            index_offset,
-            random_bits,
-        )
+    lane = lane_width(draw.random_bits) if random else 0
+    tail = draw_numbers(draw) if random else (0,) * 5
     if isinstance(fmt, FloatingPoint | FixedPoint | Posit):
         function, numbers = element_kernel(fmt, x.dtype, mode, lane)
         if function is None:
@@ -187,10 +173,8 @@ def quantize_into(
         return True
     if not isinstance(fmt, MX | BlockFloatingPoint):
         return False
-    shape = _rows(x, fmt)
-    if shape is None:
-        return False
-    function = block_kernel(fmt, x.dtype, mode, lane)
+    entry, shape = _layout(x, fmt)
+    function = block_kernel(fmt, x.dtype, mode, lane, entry)
     if function is None:
         return False
 
@@ -209,24 +193,35 @@ def quantize_into(
     return True
 
 
+def draw_numbers(draw: Draw) -> tuple[int, ...]:
+    """A draw as the last five of a kernel's numbers."""
+    seed = 0 if draw.seed is None else int(draw.seed)
+    step = 0 if draw.step is None else int(draw.step)
+    return seed, step, draw.site, draw.index_offset, draw.random_bits
+
+
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _rows(x: Tensor, fmt: MX | BlockFloatingPoint) -> tuple[int, int, int] | None:
-    """(rows, columns, run) where blocks are runs in row-major order, else None."""
-    blocks = blocks_of(fmt, x)
-    n = x.numel()
-    if blocks.dim is not None:
-        if checked_dim("dim", blocks.dim, x):
-            return None
-        rows = x.shape[0] if x.dim() else 1
-        return rows, n // rows, n // rows
-    if blocks.axis is None or blocks.run is None:
-        return 1, n, n
-    if checked_dim("axis", blocks.axis, x) != max(x.dim() - 1, 0):
-        return None
-    columns = x.shape[-1] if x.dim() else 1
-    return n // columns, columns, blocks.run
+def _layout(x: Tensor, fmt: MX | BlockFloatingPoint) -> tuple[str, tuple[int, ...]]:
+    """The kernel function for a row-major x, and its sizes."""
+    blocks, n = blocks_of(fmt, x), x.numel()
+    if blocks.dim is None and (blocks.axis is None or blocks.run is None):
+        return "run", (1, n, n)
+    name, of = ("dim", blocks.dim) if blocks.dim is not None else ("axis", blocks.axis)
+    assert of is not None
+    d, shape = checked_dim(name, of, x), tuple(x.shape) or (1,)
+    outer, size, inner = math.prod(shape[:d]), shape[d], math.prod(shape[d + 1 :])
+    if blocks.run is not None:
+        run = min(blocks.run, size)
+        if inner == 1:
+            return "run", (outer, size, run)
+        return "run_columns", (outer, size, inner, run)
+    if outer == 1:
+        return "run", (size, inner, inner)
+    if inner == 1:
+        return "run_columns", (1, outer, size, outer)
+    return "run_segments", (outer, size, inner)
 
 
 def _run_elements(function: Any, x: Tensor, out: Tensor, numbers: tuple[int, ...]) -> None:

@@ -16,9 +16,12 @@ from .aten import LANES, to_bits
 from .blocks import blocks_of
 from .carrier import carrier_of
 from .execute import execute
-from .formats import ElementFormat, Posit
+from .format_base import ElementFormat
+from .formats import Posit
 from .grids import scaled_grid
 from .named import parse_format
+from .qpytorch import QTorchNumber
+from .random_bits import Draw
 from .random_op import random_bits_op as _random_bits_op  # noqa: F401 - cached graphs call it
 from .reference import (
     block_exponents,
@@ -52,8 +55,8 @@ def fake_quantize(
     graphs are not reused after a change.
     """
     fmt, mode = parse_format(format), Rounding[rounding]
-    check_format(fmt, mode)
-    return execute(x, fmt, mode, seed, step, site, random_bits, index_offset)
+    check_format(fmt, mode, x.dtype)
+    return execute(x, fmt, mode, Draw(seed, step, site, random_bits, index_offset))
 
 
 @fake_quantize.register_fake
@@ -66,7 +69,7 @@ def _(
     *_rest: object,
 ) -> Tensor:
     carrier_of(x.dtype)
-    check_format(parse_format(format), Rounding[rounding])
+    check_format(parse_format(format), Rounding[rounding], x.dtype)
     if "torch._inductor.lowering" in sys.modules:
         from .lowering import register
 
@@ -119,6 +122,8 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *args: Any) -> 
 def outside(x: Tensor, format: str) -> Tensor:
     """Where x lies outside the range of the format (of its block); NaN does not."""
     fmt = parse_format(format)
+    if isinstance(fmt, QTorchNumber):
+        fmt = fmt.plain
     if isinstance(fmt, ElementFormat):
         if isinstance(fmt, Posit):
             return x.abs() > fmt.max

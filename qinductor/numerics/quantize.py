@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from qinductor.errors import ConfigError
-
-from .carrier import carrier_of
+from .arguments import check_out, checked_draw
 from .execute import execute
-from .formats import Format
+from .format_base import Format
 from .named import NAMED, parse_format
 from .op import fake_quantize, outside
-from .random_bits import lane_width
-from .reference import check_format
+from .random_bits import RandomOptions
 from .rounding import Rounding
 from .sources import SOURCE_DIGEST
 
-DEVICES = ("cpu", "cuda", "meta")
-BACKWARD = ("identity", "mask")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class QuantizeStats(NamedTuple):
@@ -39,19 +36,19 @@ class QuantizeStats(NamedTuple):
     """10·log10(Σx² / Σ(x−q)²) over elements finite on both sides; inf where nothing changed."""
 
 
+class QuantizeOptions(RandomOptions, total=False):
+    """Keyword arguments of :func:`quantize` but ``stats``."""
+
+    backward: str
+    out: Tensor | None
+
+
 @overload
 def quantize(
     x: Tensor,
     fmt: Format | str,
     rounding: Rounding = ...,
-    *,
-    seed: int | Tensor | None = ...,
-    site: int = ...,
-    step: int | Tensor = ...,
-    random_bits: int = ...,
-    index_offset: int = ...,
-    backward: str = ...,
-    out: Tensor | None = ...,
+    **options: Unpack[QuantizeOptions],
 ) -> Tensor: ...
 
 
@@ -61,14 +58,8 @@ def quantize(
     fmt: Format | str,
     rounding: Rounding = ...,
     *,
-    seed: int | Tensor | None = ...,
-    site: int = ...,
-    step: int | Tensor = ...,
-    random_bits: int = ...,
-    index_offset: int = ...,
-    backward: str = ...,
-    out: Tensor | None = ...,
     stats: bool,
+    **options: Unpack[QuantizeOptions],
 ) -> tuple[Tensor, QuantizeStats]: ...
 
 
@@ -114,23 +105,23 @@ def quantize(
     if isinstance(fmt, str):
         # Names are looked up here: Dynamo traces a dict, and warns of a cached function.
         fmt = NAMED[fmt] if fmt in NAMED else parse_format(fmt)
-    key, count = _check(x, fmt, rounding, seed, step, site, random_bits, index_offset, backward)
+    draw = checked_draw(
+        *(x, fmt, rounding, backward),
+        seed=seed,
+        site=site,
+        step=step,
+        random_bits=random_bits,
+        index_offset=index_offset,
+    )
     if out is not None:
-        _check_out(x, out)
+        check_out(x, out)
     if _plain(x, out):
-        q = execute(x, fmt, rounding, key, count, site, random_bits, index_offset, out)
+        q = execute(x, fmt, rounding, draw, out)
     else:
         q = fake_quantize(
-            x,
-            key,
-            count,
-            fmt.key,
-            rounding.name,
-            site,
-            random_bits,
-            index_offset,
-            backward == "mask",
-            SOURCE_DIGEST,
+            *(x, draw.seed, draw.step, fmt.key, rounding.name),
+            *(draw.site, draw.random_bits, draw.index_offset),
+            *(backward == "mask", SOURCE_DIGEST),
         )
         if out is not None:
             q = out.copy_(q)
@@ -141,25 +132,10 @@ def quantize_(
     x: Tensor,
     fmt: Format | str,
     rounding: Rounding = Rounding.TIES_TO_EVEN,
-    *,
-    seed: int | Tensor | None = None,
-    site: int = 0,
-    step: int | Tensor = 0,
-    random_bits: int = 32,
-    index_offset: int = 0,
+    **random: Unpack[RandomOptions],
 ) -> Tensor:
     """:func:`quantize` in place. Returns x."""
-    return quantize(
-        x,
-        fmt,
-        rounding,
-        seed=seed,
-        site=site,
-        step=step,
-        random_bits=random_bits,
-        index_offset=index_offset,
-        out=x,
-    )
+    return quantize(x, fmt, rounding, out=x, **random)
 
 
 def _plain(x: Tensor, out: Tensor | None) -> bool:
@@ -174,69 +150,6 @@ def _plain(x: Tensor, out: Tensor | None) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and x.device.type != "meta"
     )
-
-
-def _check(
-    x: Tensor,
-    fmt: object,
-    rounding: object,
-    seed: int | Tensor | None,
-    step: int | Tensor,
-    site: int,
-    random_bits: int,
-    index_offset: int,
-    backward: str,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Validate; seed and step as tensors, for STOCHASTIC."""
-    if not isinstance(rounding, Rounding):
-        names = ", ".join(f"Rounding.{m.name}" for m in Rounding)
-        raise ConfigError(f"rounding={rounding!r} is not a rounding mode. Valid: {names}.")
-    if not isinstance(fmt, Format):
-        raise ConfigError(
-            f"{fmt!r} is not a format. Valid: a FloatingPoint, FixedPoint, ... object or one of "
-            f"{', '.join(NAMED)}."
-        )
-    carrier_of(x.dtype)
-    check_format(fmt, rounding)
-    if x.device.type not in DEVICES:
-        raise ConfigError(
-            f"quantize() runs on {', '.join(DEVICES)}, not on {x.device}. Move the tensor first."
-        )
-    if backward not in BACKWARD:
-        raise ConfigError(f"backward={backward!r} is not valid. Valid: 'identity', 'mask'.")
-    if rounding is not Rounding.STOCHASTIC:
-        return None, None
-    lane_width(random_bits)
-    if index_offset < 0:
-        raise ConfigError(f"index_offset={index_offset} must not be negative.")
-    if not 0 <= site < 2**32:
-        raise ConfigError(f"site={site} must be a 32-bit unsigned integer; see site_hash().")
-    if seed is None:
-        seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=x.device)
-    return _scalar("seed", seed, x.device), _scalar("step", step, x.device)
-
-
-def _scalar(name: str, value: int | Tensor, device: torch.device) -> Tensor:
-    if isinstance(value, Tensor):
-        if value.dtype != torch.int64 or value.dim():
-            raise ConfigError(
-                f"{name} must be an int or a 0-d int64 tensor, not a {value.dim()}-d "
-                f"{value.dtype} tensor."
-            )
-        return value if value.device == device else value.to(device)
-    # Unsigned 64-bit seeds are kept bit for bit.
-    signed = value - 2**64 if value >= 2**63 else value
-    if not -(2**63) <= signed < 2**63:
-        raise ConfigError(f"{name}={value} must fit 64 bits.")
-    return torch.full((), signed, dtype=torch.int64, device=device)
-
-
-def _check_out(x: Tensor, out: Tensor) -> None:
-    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
-        raise ConfigError(
-            f"out must be a {tuple(x.shape)} {x.dtype} tensor on {x.device}, not "
-            f"{tuple(out.shape)} {out.dtype} on {out.device}."
-        )
 
 
 def statistics(x: Tensor, q: Tensor, fmt: Format) -> QuantizeStats:

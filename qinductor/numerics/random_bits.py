@@ -13,6 +13,7 @@ takes the w-th b-bit piece of the four words (low bits first), and of it the top
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,6 +27,31 @@ LANES = 16
 """Blocks that are worked side by side: one 512-bit register of 32-bit words."""
 
 _LOW = 0xFFFFFFFF
+
+
+class RandomOptions(TypedDict, total=False):
+    """Arguments of stochastic quantizers; :func:`qinductor.numerics.quantize` says what they do."""
+
+    seed: int | Tensor | None
+    site: int
+    step: int | Tensor
+    random_bits: int
+    index_offset: int
+
+
+class Draw(NamedTuple):
+    """Which random bits a stochastic quantizer reads: checked, seed and step as 0-d int64."""
+
+    seed: Tensor | None = None
+    step: Tensor | None = None
+    site: int = 0
+    random_bits: int = 32
+    index_offset: int = 0
+
+    def options(self) -> RandomOptions:
+        """The same as arguments of quantize()."""
+        step = 0 if self.step is None else self.step
+        return {**self._asdict(), "step": step}  # type: ignore[typeddict-item]
 
 
 def philox4x32(
@@ -92,7 +118,11 @@ def random_integers(
     return ordered[start : start + count] >> (b - random_bits)
 
 
-def site_hash(path: str, op: str = "", role: str = "", call: int = 0) -> int:
-    """32-bit site of a quantizer: module path, op, role and call number (SHA-256, truncated)."""
-    text = "\0".join((path, op, role, str(call)))
+def site_hash(path: str, op: str = "", role: str = "", call: int = 0, rank: int = 0) -> int:
+    """32-bit site of a quantizer: module path, op, role and call number (SHA-256, truncated).
+
+    ``rank``: the data-parallel rank, for activations and gradients, whose elements differ between
+    ranks. Weights and optimizer state are replicated and must round alike: leave it 0 there.
+    """
+    text = "\0".join((path, op, role, str(call), *([str(rank)] if rank else [])))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

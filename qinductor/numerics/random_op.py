@@ -15,8 +15,8 @@ from torch import Tensor
 from . import native
 from .aten import left_aligned
 from .carrier import WORD32
-from .kernel_source import random_source
-from .random_bits import lane_width, random_integers
+from .kernel_parts import random_source
+from .random_bits import Draw, lane_width, random_integers
 
 
 @torch.library.custom_op("qinductor::random_bits", mutates_args=())
@@ -31,7 +31,8 @@ def random_bits_op(
     if seed.device.type == "cpu":
         function = native.build(random_source(lane_width(random_bits)))
         if function is not None:
-            numbers = (*(0,) * 14, int(seed), int(step), site, offset, random_bits)
+            draw = Draw(seed, step, site, random_bits, offset)
+            numbers = (*(0,) * 14, *native.draw_numbers(draw))
             function(
                 ctypes.c_void_p(out.data_ptr()),
                 ctypes.c_int64(n),

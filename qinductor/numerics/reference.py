@@ -12,19 +12,25 @@ from qinductor.errors import ConfigError
 from .aten import LANES, from_bits, left_aligned, to_bits
 from .blocks import blocks_of
 from .carrier import CARRIERS, Carrier, carrier_of
-from .formats import FixedPoint, FloatingPoint, Format, Posit, Table
-from .grids import block_exponent, grid_of, scaled_grid
+from .elements import Block, Element, block_bits, element_bits
+from .format_base import Format
+from .formats import FixedPoint, FloatingPoint, Posit, Table
+from .grids import block_exponent
 from .named import E2M1, E4M3
-from .posits import check_posit_mode, posit_bits
-from .rounding import Rounding, quantize_bits
+from .posits import check_posit_mode
+from .qpytorch import QTorchBlock, QTorchNumber
+from .qpytorch_rules import check_qtorch, qtorch_quantize
+from .rounding import Rounding
 from .scaled import MX, NVFP4, BlockFloatingPoint, Integer
 from .tables import goes_up, table_quantize
 
 FP32 = CARRIERS[torch.float32]
 
 
-def check_format(fmt: Format, mode: Rounding) -> None:
+def check_format(fmt: Format, mode: Rounding, dtype: torch.dtype | None = None) -> None:
     """Raise ConfigError where a tensor cannot be quantized to ``fmt`` with ``mode``."""
+    if isinstance(fmt, QTorchNumber):
+        return check_qtorch(fmt, mode, dtype)
     if not isinstance(
         fmt, FloatingPoint | FixedPoint | Posit | Table | BlockFloatingPoint | MX | NVFP4 | Integer
     ):
@@ -35,6 +41,7 @@ def check_format(fmt: Format, mode: Rounding) -> None:
         )
     if isinstance(fmt, Posit):
         check_posit_mode(mode)
+    return None
 
 
 def reference_quantize(
@@ -48,11 +55,15 @@ def reference_quantize(
     Raises:
         ConfigError: the dtype, the format, the mode or a dim does not apply.
     """
-    check_format(fmt, mode)
+    check_format(fmt, mode, x.dtype)
     carrier = carrier_of(x.dtype)
+    if isinstance(fmt, QTorchBlock):
+        return qtorch_quantize(
+            x, fmt, mode, lambda y, f, m: reference_quantize(y, f, m, u, random_bits)
+        )
     if isinstance(fmt, Table):
         return table_quantize(x, fmt, mode, u, random_bits)
-    if isinstance(fmt, FloatingPoint | FixedPoint | Posit):
+    if isinstance(fmt, Element):
         aligned = None if u is None else left_aligned(u, random_bits, carrier.word)
         return _elements(x, fmt, carrier, mode, aligned)
     blocks, back = blocks_of(fmt, x).matrix(x)
@@ -61,10 +72,8 @@ def reference_quantize(
     ub = None if u is None else blocks_of(fmt, x).matrix(u)[0]
     if isinstance(fmt, MX | BlockFloatingPoint):
         aligned = None if ub is None else left_aligned(ub, random_bits, carrier.word)
-        exponent = block_exponents(blocks, fmt, carrier)
-        bits = to_bits(blocks, carrier)
-        grid = scaled_grid(LANES, fmt, carrier, exponent)
-        out = quantize_bits(LANES, bits, grid, mode, carrier.word, aligned)
+        amax, bits = block_maxima(blocks, carrier), to_bits(blocks, carrier)
+        out = block_bits(LANES, bits, amax, fmt, carrier, mode, aligned)
         return back(from_bits(out, carrier))
     if isinstance(fmt, Integer):
         codes, scale, zero_point = integer_codes(blocks, fmt, mode, ub, random_bits)
@@ -77,24 +86,20 @@ def reference_quantize(
 
 
 def _elements(
-    x: Tensor,
-    fmt: FloatingPoint | FixedPoint | Posit,
-    carrier: Carrier,
-    mode: Rounding,
-    u: Tensor | None,
+    x: Tensor, fmt: Element, carrier: Carrier, mode: Rounding, u: Tensor | None
 ) -> Tensor:
-    bits = to_bits(x, carrier)
-    if isinstance(fmt, Posit):
-        return from_bits(posit_bits(LANES, bits, fmt, carrier, mode, u), carrier)
-    grid = grid_of(fmt, carrier, mode)
-    return from_bits(quantize_bits(LANES, bits, grid, mode, carrier.word, u), carrier)
+    return from_bits(element_bits(LANES, to_bits(x, carrier), fmt, carrier, mode, u), carrier)
 
 
-def block_exponents(blocks: Tensor, fmt: MX | BlockFloatingPoint, carrier: Carrier) -> Tensor:
-    """X of each row: (rows, 1), the word's integers. Non-finite elements are left out."""
+def block_maxima(blocks: Tensor, carrier: Carrier) -> Tensor:
+    """Bits of the largest finite magnitude of each row: (rows, 1), the word's integers."""
     magnitude = to_bits(blocks, carrier) & carrier.word.magnitude
-    finite = torch.where(magnitude < carrier.word.inf, magnitude, 0)
-    return block_exponent(LANES, finite.amax(1, keepdim=True), fmt, carrier.word)  # type: ignore[no-any-return]
+    return torch.where(magnitude < carrier.word.inf, magnitude, 0).amax(1, keepdim=True)
+
+
+def block_exponents(blocks: Tensor, fmt: Block, carrier: Carrier) -> Tensor:
+    """X of each row: (rows, 1), the word's integers."""
+    return block_exponent(LANES, block_maxima(blocks, carrier), fmt, carrier.word)  # type: ignore[no-any-return]
 
 
 class Codes(NamedTuple):

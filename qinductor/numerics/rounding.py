@@ -151,6 +151,13 @@ def quantize_bits(
     r = round_magnitude(m, finite, negative, grid, mode, word, u)
     if grid.wrap is not None:
         return _wrap(m, bits, a, negative, r, grid.wrap, word)
+    return finished(m, bits, r, grid, word)
+
+
+def finished(m: Lanes, bits: Lane, r: Lane, grid: Grid, word: Word) -> Lane:
+    """A rounded magnitude with overflow, infinities, sign and NaN put right."""
+    negative, a = bits >> (word.bits - 1), bits & word.magnitude
+    finite = m.minimum(a, word.inf)
     r = m.where(r > by_sign(negative, grid.limit), by_sign(negative, grid.overflow), r)
     if grid.infinity is not grid.overflow:
         r = m.where(finite == word.inf, by_sign(negative, grid.infinity), r)

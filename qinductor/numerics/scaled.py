@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from qinductor.errors import ConfigError
 
-from .formats import FixedPoint, FloatingPoint, Format, require_int
+from .format_base import Format, require_int
+from .formats import FixedPoint, FloatingPoint
 
 
 class ScaleRule(enum.Enum):

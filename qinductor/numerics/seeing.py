@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qinductor.errors import ConfigError
 
-from .formats import ElementFormat, FloatingPoint, Format
+from .format_base import ElementFormat, Format
+from .formats import FloatingPoint
 from .named import parse_format
 from .quantize import QuantizeStats, quantize
 from .rounding import Rounding
@@ -27,7 +28,7 @@ def describe(fmt: Format | str) -> str:
         rows += [("max", f"{fmt.max:g}"), ("min", f"{fmt.min:g}")]
         rows.append(("smallest positive", f"{fmt.step:g}"))
         rows.append(("-0", "yes" if fmt.negative_zero else "no"))
-        if fmt.bits <= 16:
+        if fmt.listed:
             rows.append(("finite values", len(fmt.values)))
     if isinstance(fmt, FloatingPoint):
         rows += [("smallest normal", f"{fmt.min_normal:g}"), ("special codes", fmt.nans.value)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qinductor.errors import ConfigError
-from qinductor.numerics.formats import Format
+from qinductor.numerics.format_base import Format
 from qinductor.numerics.quantize import quantize
 from qinductor.numerics.random_bits import site_hash
 from qinductor.numerics.rounding import Rounding

@@ -19,7 +19,8 @@ from torch import Tensor
 from qinductor.errors import ConfigError
 from qinductor.numerics import native
 from qinductor.numerics.carrier import CARRIERS
-from qinductor.numerics.formats import FixedPoint, FloatingPoint, Format
+from qinductor.numerics.format_base import Format
+from qinductor.numerics.formats import FixedPoint, FloatingPoint
 from qinductor.numerics.quantize import quantize
 from qinductor.numerics.sources import SOURCE_DIGEST
 

@@ -12,7 +12,8 @@ import functools
 
 from qinductor.numerics.carrier import Carrier, Word
 from qinductor.numerics.expressions import CExpression, CLanes
-from qinductor.numerics.formats import FixedPoint, FloatingPoint, Format
+from qinductor.numerics.format_base import Format
+from qinductor.numerics.formats import FixedPoint, FloatingPoint
 from qinductor.numerics.grids import grid_of
 from qinductor.numerics.rounding import Lane, Rounding, quantize_bits
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qinductor.errors import ConfigError
-from qinductor.numerics.formats import FixedPoint, FloatingPoint, Format
+from qinductor.numerics.format_base import Format
+from qinductor.numerics.formats import FixedPoint, FloatingPoint
 from qinductor.numerics.named import parse_format
 from qinductor.numerics.rounding import Rounding
 

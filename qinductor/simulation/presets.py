@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from qinductor.errors import UnknownOptionError
-from qinductor.numerics.formats import FixedPoint, FloatingPoint, Format, Nans
+from qinductor.numerics.format_base import Format
+from qinductor.numerics.formats import FixedPoint, FloatingPoint, Nans
 from qinductor.numerics.named import BF16, DLFLOAT16, E4M3, E5M2, FP16, NAMED_MX, NVFP4_E2M1
 from qinductor.numerics.rounding import Rounding
 from qinductor.numerics.scaled import MX, NVFP4, BlockFloatingPoint, Granularity, Integer

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from qinductor.errors import ConfigError, UnknownOptionError
-from qinductor.numerics.formats import Format
+from qinductor.numerics.arguments import BACKWARD
+from qinductor.numerics.format_base import Format
 from qinductor.numerics.named import parse_format
-from qinductor.numerics.quantize import BACKWARD
 from qinductor.numerics.random_bits import lane_width
 from qinductor.numerics.reference import check_format
 from qinductor.numerics.rounding import Rounding

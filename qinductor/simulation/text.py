@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qinductor.errors import ConfigError, UnknownOptionError
-from qinductor.numerics.formats import Format
+from qinductor.numerics.format_base import Format
 from qinductor.numerics.named import NAMED
 from qinductor.numerics.rounding import Rounding
 

@@ -25,7 +25,7 @@ from qinductor.numerics import (
     quantize,
 )
 from qinductor.numerics.codes import decode, encode
-from qinductor.numerics.formats import ElementFormat
+from qinductor.numerics.format_base import ElementFormat
 from qinductor.numerics.op import fake_quantize
 
 SR = Rounding.STOCHASTIC

@@ -80,6 +80,20 @@ def test_steps_sites_and_resume():
     assert all(torch.equal(p.grad, g) for p, g in zip(a.parameters(), got, strict=True))
 
 
+def test_data_parallel_ranks_round_apart():
+    model = nn.Sequential(Quantizer(E4M3, E5M2, SR, SR), Quantizer(E4M3, None, SR))
+    sites = [assign_sites(model, rank) for rank in (None, 0, 1, 2)]
+    assert sites[0] == sites[1], "one process is rank 0"
+    every = {site for ranked in sites[1:] for pair in ranked.values() for site in pair}
+    assert len(every) == 3 * 4
+    x, results = torch.randn(500), []
+    for rank in (0, 1, 1):
+        assign_sites(model, rank)
+        results.append(model(x))
+    assert torch.equal(results[1], results[2])
+    assert not torch.equal(results[0], results[1])
+
+
 def test_bad_quantizers():
     with pytest.raises(ValueError, match="or both"):
         Quantizer(None)

@@ -18,10 +18,15 @@ from qinductor.numerics import (
     Posit,
     Rounding,
     Table,
+    native,
     quantize,
 )
+from qinductor.numerics.carrier import carrier_of
 from qinductor.numerics.execute import random_input
+from qinductor.numerics.fast_paths import fast_path
+from qinductor.numerics.grids import grid_of
 from qinductor.numerics.posits import POSIT_MODES
+from qinductor.numerics.random_bits import Draw
 from qinductor.numerics.reference import reference_quantize
 
 NAMED_FLOATS = {n: f for n, f in NAMED.items() if isinstance(f, FloatingPoint)}
@@ -31,7 +36,7 @@ SEED = torch.tensor(7)
 
 
 def bits_for(x, mode, r):
-    return random_input(x, SEED, None, 3, r, 0) if mode is Rounding.STOCHASTIC else None
+    return random_input(x, Draw(SEED, None, 3, r)) if mode is Rounding.STOCHASTIC else None
 
 
 def both(x, fmt, mode, r=32):
@@ -142,6 +147,35 @@ def test_other_formats_against_the_fraction_oracle(name, dtype):
                 assert same or (math.isnan(g) and math.isnan(want)), (v, mode, r, g, want)
 
 
+EDGES = [
+    *(FixedPoint(8, fl) for fl in (-105, -104, -103, -97, -96, 70, 93, 94, 95, 140)),
+    *(FixedPoint(wl, 4) for wl in (22, 23, 24, 25)),
+    *(FloatingPoint(3, man, bias=b) for man in (1, 12) for b in (-100, -80, 88, 92, 97)),
+    *(FloatingPoint(3, 3, bias=b, saturate=True) for b in (-123, -120, -105)),
+]
+
+
+@pytest.mark.parametrize("fmt", EDGES, ids=repr)
+def test_where_shorter_kernels_begin_and_end(fmt):
+    x = torch.cat([go.random_patterns(5000, 2), go.near_range(fmt, 5000, 3), go.boundaries(fmt)])
+    x = torch.cat([x, torch.zeros(-len(x) % 2048 + 2048)])
+    for mode in (Rounding.TIES_TO_EVEN, Rounding.STOCHASTIC):
+        for r in (32, 5):
+            check(x, fmt, mode, r)
+
+
+@pytest.mark.parametrize("mode", [Rounding.TIES_TO_EVEN, Rounding.STOCHASTIC])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_compile_in_every_form(dtype, mode):
+    seen = set()
+    for fmt in (*NAMED_FLOATS.values(), NAMED_FLOATS["FP16"], *go.ELEMENT_FORMATS.values()):
+        lane = 32 if mode is Rounding.STOCHASTIC else 0
+        assert native.element_kernel(fmt, dtype, mode, lane)[0] is not None
+        carrier = carrier_of(dtype)
+        seen.add(fast_path(grid_of(fmt, carrier, mode), carrier.word, mode))
+    assert len(seen) == (1 if mode is Rounding.STOCHASTIC and dtype == torch.float64 else 3)
+
+
 def test_values_of_the_definition():
     fixed = quantize(torch.tensor([3e9, -3e9]), FixedPoint(32, 0)).tolist()
     assert fixed == [2147483520.0, -2147483648.0]
@@ -159,6 +193,14 @@ def test_values_of_the_definition():
     assert torch.signbit(e4m3[3])
     lost = quantize(torch.tensor([1e9]), NAMED["E4M3"].replace(saturate=False))
     assert lost.isnan().all()
+
+
+def test_dlfloat_is_ibms():
+    # onnx-mlir: NNPALimit.hpp gives the maximum, DLF16Conversion.hpp reads 0x0001 as 2^-31·513/512.
+    fmt = NAMED["DLFLOAT16"]
+    assert fmt.max == 2.0**32 * (1 + 510 / 512)
+    assert fmt.step == fmt.min_normal == 2.0**-31 * (1 + 1 / 512)
+    assert fmt.values[:2] == (-fmt.max, -(2.0**32) * (1 + 509 / 512))
 
 
 def test_float64_is_rounded_once():
