@@ -100,7 +100,9 @@ def one_step(model: Norm, x: Tensor) -> Tensor:
     return scale * linear.weight.abs().sum(dim=1)
 
 
-@pytest.mark.parametrize("m", [1, 3, 16])
+@pytest.mark.parametrize(
+    "m", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(16, marks=pytest.mark.slow)]
+)
 def test_few_rows_split_k_among_blocks_and_stay_exact(
     interpreter: Interpreter,  # noqa: F811
     m: int,
