@@ -17,6 +17,11 @@ COLOURS = {
     "torchao-dynamic": "#c9812f",
     "qsim-static": "#3a9d5d",
     "qsim-dynamic": "#1f6f3f",
+    "openvino-int8": "#8e5ea2",
+    "onnxruntime-dynamic": "#c45850",
+    "onnxruntime-static": "#e08b84",
+    "torchao-static-max-autotune": "#a8621a",
+    "ctranslate2-int8": "#5f9ea0",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from qinductor.bench import ceilings, machine, models, quality
+from qinductor.bench import ceilings, machine, models, quality, tables
 from qinductor.bench.harness import MIN_ROUNDS, Timing, calls_per_sample, compare, interleave
 from qinductor.bench.variants import Variant
 from qinductor.bench.worker import Built
@@ -126,7 +126,7 @@ def test_the_cosine_is_that_of_the_worst_row() -> None:
 
 
 def test_the_table_shows_every_row() -> None:
-    columns, cells = models.text_table(result_of(MEDIANS))
+    columns, cells = tables.text_table(result_of(MEDIANS))
     assert [row[2] for row in cells] == [variant.value for variant in MEDIANS]
     assert {len(row) for row in cells} == {len(columns)}
     assert cells[2][5] == "5.00"
