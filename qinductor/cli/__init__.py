@@ -1,4 +1,4 @@
-"""The command line: ``qinductor quantize | bench | inspect | doctor``.
+"""The command line: ``qinductor quantize | bench | roofline | inspect | doctor``.
 
 Each command lives in a module of its own and imports torch only when it runs, so ``--help`` is
 immediate.
@@ -12,6 +12,7 @@ from .bench import bench
 from .doctor import doctor
 from .inspect import inspect_command
 from .quantize import quantize
+from .roofline import roofline
 
 app = typer.Typer(
     name="qinductor",
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(quantize)
 app.command()(bench)
+app.command()(roofline)
 app.command("inspect")(inspect_command)
 app.command()(doctor)
 

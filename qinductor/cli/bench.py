@@ -118,15 +118,10 @@ def bench(
     """Compare eager, compiled fp32 and bf16, torchao's SmoothQuant, and qsim, in one run."""
     import json
 
-    from .. import errors
     from ..bench import machine, models, tables
 
     to_stdout = json_file == Path("-")
-    for path, what in ((json_file, "JSON file"), (plot, "chart")):
-        if path is not None and path != Path("-"):
-            console.refuse_missing_parent(path, what)
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise errors.ConfigError(f"--plot {str(plot)!r}: charts are PNG files; name it *.png.")
+    console.refuse_bad_targets(json_file, plot)
     request = _request(
         model, batch, seq, variants, rounds, threads, calibration, isa, max_autotune, with_peers
     )
