@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -226,7 +227,9 @@ class Worker:
             env=_with_this_package(os.environ.copy()),
         )
         theirs.close()
-        self._pipe.send(job)
+        # A process that has ended already is told by the first request.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(job)
 
     def __enter__(self) -> Worker:
         return self

@@ -87,13 +87,14 @@ def roofline(
 
     with console.progress() as bars:
         task = bars.add_task(f"measuring the machine and {model}", total=1)
-        result = {"model": model, "batch": batch, "seq": seq} | measured.measure(
+        result: dict[str, Any] = measured.measure(
             loaded,
             rows(CALIBRATION_ROWS, False),
             rows(batch, True),
             activation=activation.value,
             threads=threads or torch.get_num_threads(),
         )
+        result |= {"model": model, "batch": batch, "seq": seq}
         bars.advance(task)
     if to_stdout:
         console.print_json(result)
