@@ -6,16 +6,18 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench readme clean
+.PHONY: help setup demo test lint bench peers readme clean
 
 help:
 	@echo "make demo    quantize all-MiniLM-L6-v2 to int8, compile it, compare with eager"
 	@echo "make test    the tests (make test PYTEST_ARGS='-k cli' for some of them)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   measure this machine and rewrite the README's tables"
-	@echo "make clean   remove caches; .venv stays"
+	@echo "make peers   install other int8 runtimes into .venv-peers, for 'qinductor bench --peers'"
+	@echo "make clean   remove caches; .venv and .venv-peers stay"
 
 setup: $(STAMP)
 
@@ -40,6 +42,15 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m qinductor.bench.models
 	$(BIN)/python -m qinductor.bench.readme
+
+peers: $(PEERS)/.installed
+
+# Apart from .venv: what other runtimes depend on is none of this package's business. The pins make
+# its torch the one of .venv, so pip takes it from its cache, and both load the same weights.
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	@test -x $(PEERS)/bin/python || { echo "creating $(PEERS) and installing (once, some minutes)"; $(PYTHON) -m venv $(PEERS); }
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,peers]'
+	@touch $@
 
 readme: $(STAMP)
 	$(BIN)/python -m qinductor.bench.readme

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -124,6 +125,29 @@ def _source(loops: list[_Loop]) -> str:
     return "".join(parts) + "  return 0;\n}\n"
 
 
+def run_program(
+    text: str, arguments: Sequence[str], *, flags: Sequence[str] = ("-O2",)
+) -> str | None:
+    """Build a C++ program, run it, and return what it printed.
+
+    Returns:
+        None without a compiler that can build it: broken, or too old for an instruction. That costs
+        the figures, not the bench.
+    """
+    compiler = cpp_compiler()
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="qinductor-ceilings-") as folder:
+        source, program = Path(folder, "ceilings.cpp"), Path(folder, "ceilings")
+        source.write_text(text, encoding="utf-8")
+        command = [compiler, *flags, "-std=c++17", "-pthread", str(source), "-o", str(program)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return None
+        return subprocess.run(
+            [str(program), *arguments], check=True, capture_output=True, text=True
+        ).stdout
+
+
 @functools.cache
 def measure(threads: int) -> Ceilings | None:
     """Measure the peaks with ``threads`` threads; about a second.
@@ -131,18 +155,9 @@ def measure(threads: int) -> Ceilings | None:
     Returns:
         None where no compiler can build the loops, or none is written for the CPU.
     """
-    compiler, loops = cpp_compiler(), _loops(Capability.detect())
-    if compiler is None or not loops:
+    loops = _loops(Capability.detect())
+    done = run_program(_source(loops), [str(threads)]) if loops else None
+    if done is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="qinductor-ceilings-") as folder:
-        source, program = Path(folder, "ceilings.cpp"), Path(folder, "ceilings")
-        source.write_text(_source(loops), encoding="utf-8")
-        command = [compiler, "-O2", "-std=c++17", "-pthread", str(source), "-o", str(program)]
-        # A compiler that is broken, or too old for an instruction, costs the peaks, not the bench.
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            return None
-        done = subprocess.run(
-            [str(program), str(threads)], check=True, capture_output=True, text=True
-        )
-    found = dict(line.split() for line in done.stdout.splitlines())
+    found = dict(line.split() for line in done.splitlines())
     return Ceilings(*(float(found.get(name, 0.0)) for name in ("fp32", "bf16", "int8")))

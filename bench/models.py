@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy
 
-from . import ceilings, machine
+from . import ceilings, machine, peers
 from .harness import MIN_ROUNDS, Timing, interleave
-from .variants import Variant
+from .memory import Memory
+from .variants import STANDARD, Variant
 from .worker import Built, Job, VariantError, Worker
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -43,7 +44,7 @@ class Request:
     model: str
     shapes: tuple[tuple[int, int], ...]
     threads: int
-    variants: tuple[Variant, ...] = tuple(Variant)
+    variants: tuple[Variant, ...] = STANDARD
     rounds: int = MIN_ROUNDS
     calibration: str | None = None
     isa: str | None = None
@@ -58,10 +59,11 @@ class Request:
 
 @dataclass
 class _Run:
-    """Workers that are alive, and what went wrong with the others, by variant."""
+    """Workers that are alive, and by variant what went wrong or is missing with the others."""
 
     workers: dict[Variant, Worker]
     errors: dict[Variant, str] = field(default_factory=dict)
+    missing: dict[Variant, str] = field(default_factory=dict)
 
     def each(
         self, action: Callable[[Worker], Any], told: Callable[[int, int], None]
@@ -73,14 +75,17 @@ class _Run:
             variant, worker = item
             try:
                 found[variant] = action(worker)
+            except peers.MissingPeerError as error:
+                self.missing[variant] = str(error)
             except VariantError as error:
                 self.errors[variant] = str(error)
-            told(len(found) + len(self.errors), len(self.workers) + len(self.errors))
+            gone = len(self.errors) + len(self.missing)
+            told(len(found) + gone, len(self.workers) + gone)
 
         # Compilers are mostly single-threaded: two side by side halve the wait. Nothing is timed.
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(attempt, list(self.workers.items())))
-        for variant in self.errors:
+        for variant in (*self.errors, *self.missing):
             self.workers.pop(variant, None)
         if Variant.EAGER in self.errors:
             raise VariantError(self.errors[Variant.EAGER])
@@ -100,6 +105,7 @@ def _row(
     variant: Variant,
     timings: dict[str, Timing],
     built: dict[Variant, Built],
+    memory: Memory,
     peaks: ceilings.Ceilings | None,
 ) -> dict[str, Any]:
     batch, sequence = shape
@@ -124,6 +130,9 @@ def _row(
         "share_of_int8_peak": speed / peaks.int8 if peaks and peaks.int8 else None,
         "cosine_vs_eager": cosine(built[variant].pooled, built[Variant.EAGER].pooled),
         "compile_s": built[variant].compile_s,
+        "peak_rss_bytes": memory.peak_rss,
+        "page_faults_per_call": memory.page_faults,
+        "packages": built[variant].packages,
         "samples_s": list(timing.seconds),
     }
 
@@ -156,7 +165,8 @@ def measure(request: Request, told: Progress = lambda what, done, total: None) -
 
     Returns:
         {"machine": header, "rows": [one a shape and variant], "errors": [{variant, batch, seq,
-        error}]}; a variant that cannot run here is an error entry, not the end of the others.
+        error}], "missing": [{model, variant, reason}]}; a variant that cannot run here is an error
+        entry, a peer that is not installed a missing one; neither is the end of the others.
 
     Raises:
         VariantError: the eager model itself cannot be loaded or run.
@@ -182,10 +192,13 @@ def measure(request: Request, told: Progress = lambda what, done, total: None) -
                     f"timing, {label}", next(done_rounds), request.rounds
                 ),
             )
+            memory = run.each(Worker.memory, lambda done, total: None)
             for variant in request.variants:
-                if variant in built:
-                    rows.append(_row(request, shape, variant, timings, built, peaks))
-                else:
+                if variant in memory:
+                    rows.append(
+                        _row(request, shape, variant, timings, built, memory[variant], peaks)
+                    )
+                elif variant in run.errors:
                     errors.append(
                         {
                             "variant": variant.value,
@@ -194,33 +207,11 @@ def measure(request: Request, told: Progress = lambda what, done, total: None) -
                             "error": run.errors[variant],
                         }
                     )
-    return {"machine": header, "rows": rows, "errors": errors}
-
-
-def text_table(result: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and cells of a result, for a terminal or a README."""
-    columns = (
-        "model", "batch", "variant", "ms", "spread", "× eager", "× fp32",
-        "tokens/s", "of peak", "cosine",
-    )  # fmt: skip
-    cells: list[tuple[str, ...]] = []
-    for row in result["rows"]:
-        share = row["share_of_int8_peak"]
-        cells.append(
-            (
-                row["model"],
-                f"{row['batch']}×{row['seq']}",
-                row["variant"],
-                f"{row['median_s'] * 1e3:.1f}",
-                f"{row['spread']:.0%}",
-                f"{row['speedup_vs_eager']:.2f}",
-                f"{row['speedup_vs_best_fp32']:.2f}",
-                f"{row['tokens_per_s']:,.0f}",
-                "?" if share is None else f"{share:.0%}",
-                f"{row['cosine_vs_eager']:.5f}",
-            )
-        )
-    return columns, cells
+        missing = [
+            {"model": request.model, "variant": variant.value, "reason": reason}
+            for variant, reason in run.missing.items()
+        ]
+    return {"machine": header, "rows": rows, "errors": errors, "missing": missing}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -235,19 +226,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=[MINILM, "bert-base"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--peers", action="store_true", help="the peers too")
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
     parser.add_argument("--output", type=Path, default=RESULTS / "models.json")
     arguments = parser.parse_args(argv)
     shapes = tuple((batch, arguments.seq) for batch in arguments.batch)
+    variants = tuple(Variant) if arguments.peers else STANDARD
     whole: dict[str, Any] = {}
     for name in arguments.models:
         found = measure(
-            Request(name, shapes, torch.get_num_threads()),
+            Request(name, shapes, torch.get_num_threads(), variants, arguments.rounds),
             lambda what, done, total, name=name: print(
                 f"{name}: {what} {done}/{total}", flush=True
             ),  # type: ignore[misc]
         )
         whole.setdefault("machine", found["machine"])
-        for key in ("rows", "errors"):
+        for key in ("rows", "errors", "missing"):
             whole.setdefault(key, []).extend(found[key])
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

@@ -17,11 +17,16 @@ COLOURS = {
     "torchao-dynamic": "#c9812f",
     "qsim-static": "#3a9d5d",
     "qsim-dynamic": "#1f6f3f",
+    "openvino-int8": "#8e5ea2",
+    "onnxruntime-dynamic": "#c45850",
+    "onnxruntime-static": "#e08b84",
+    "torchao-static-max-autotune": "#a8621a",
+    "ctranslate2-int8": "#5f9ea0",
 }
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Write grouped bars of ``speedup_vs_eager``, one group a model and shape, as a PNG.
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing into files.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -34,13 +39,23 @@ def plot(result: dict[str, Any], path: Path) -> None:
             "pip install 'qinductor[bench]'."
         ) from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as found
 
+    return found
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Write grouped bars of ``speedup_vs_eager``, one group a model and shape, as a PNG.
+
+    Raises:
+        ConfigError: see :func:`pyplot`.
+    """
+    plt = pyplot()
     rows = result["rows"]
     groups = list(dict.fromkeys((row["model"], row["batch"], row["seq"]) for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     value = {(row["model"], row["batch"], row["seq"], row["variant"]): row for row in rows}
-    figure, axes = pyplot.subplots(
+    figure, axes = plt.subplots(
         figsize=(max(6.0, 2.6 * len(groups) + 2), 4.5), layout="constrained"
     )
     width = 0.85 / len(variants)
@@ -71,4 +86,4 @@ def plot(result: dict[str, Any], path: Path) -> None:
     # Room for the legend above the tallest bar.
     axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
     figure.savefig(path, dpi=150, format="png")
-    pyplot.close(figure)
+    plt.close(figure)

@@ -1,6 +1,6 @@
-"""Write the README's tables from bench/results: ``python -m qinductor.bench.readme``.
+"""Write the documents' tables from bench/results: ``python -m qinductor.bench.readme``.
 
-No figure in the README is typed. A block ``<!-- table: NAME -->`` ... ``<!-- end -->`` holds what
+No figure in such a table is typed. A block ``<!-- table: NAME -->`` ... ``<!-- end -->`` holds what
 results/NAME.json says.
 """
 
@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from . import machine
-from .models import RESULTS, text_table
+from .models import RESULTS
+from .tables import text_table
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -33,11 +35,12 @@ def markdown(result: dict[str, Any]) -> str:
         f"\n{e['variant']} at {e['batch']}×{e['seq']} did not run: {e['error']}"
         for e in result["errors"]
     ]
+    lines += [f"\n{absent['reason']}" for absent in result.get("missing", ())]
     return "\n".join(lines) + "\n"
 
 
-def filled(readme: str, results: Path = RESULTS) -> str:
-    """Return ``readme`` with every block that has a result file filled in; others are left."""
+def filled(text: str, results: Path = RESULTS) -> str:
+    """Return ``text`` with every block that has a result file filled in; others are left."""
 
     def block(match: re.Match[str]) -> str:
         path = results / f"{match[2]}.json"
@@ -45,13 +48,14 @@ def filled(readme: str, results: Path = RESULTS) -> str:
             return match[0]
         return match[1] + markdown(json.loads(path.read_text(encoding="utf-8"))) + match[4]
 
-    return _BLOCK.sub(block, readme)
+    return _BLOCK.sub(block, text)
 
 
 def main() -> int:
-    """Rewrite README.md beside this folder; returns the exit code."""
-    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote {README}")
+    """Rewrite the documents; returns the exit code."""
+    for path in DOCUMENTS:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"wrote {path}")
     return 0
 
 

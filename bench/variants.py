@@ -1,4 +1,6 @@
-"""What is compared: one model, run in seven ways. Each is built in a process of its own.
+"""What is compared: one model, run in seven ways, and in five more by peers (see bench/peers).
+
+Each is built in a process of its own.
 
 torchao's quantize_ and its x86 quantizer module write to torch._inductor's global configuration and
 register passes for the whole process; apart from each other, no variant can feel another.
@@ -14,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..zoo import Batch
+from ..zoo import Batch, Loaded
+from . import peers
 
 SMALLEST_TORCHAO_DIMENSION = 32
 """torchao's int8 Linear cannot be lowered when a dimension is smaller (its qa_outputs raise)."""
@@ -32,11 +35,21 @@ class Variant(enum.Enum):
     TORCHAO_DYNAMIC = "torchao-dynamic"
     QSIM_STATIC = "qsim-static"
     QSIM_DYNAMIC = "qsim-dynamic"
+    OPENVINO_INT8 = "openvino-int8"
+    ONNXRUNTIME_DYNAMIC = "onnxruntime-dynamic"
+    ONNXRUNTIME_STATIC = "onnxruntime-static"
+    TORCHAO_STATIC_MAX_AUTOTUNE = "torchao-static-max-autotune"
+    CTRANSLATE2_INT8 = "ctranslate2-int8"
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it runs only when it is asked for: another runtime, or one slow to compile."""
+        return peers.find(self.value) is not None
 
     @property
     def is_int8(self) -> bool:
         """Whether its Linears multiply int8."""
-        return self.value.startswith(("torchao", "qsim"))
+        return self not in (Variant.EAGER, Variant.INDUCTOR_FP32, Variant.INDUCTOR_BF16)
 
     @property
     def is_fp32(self) -> bool:
@@ -45,8 +58,14 @@ class Variant(enum.Enum):
 
     @property
     def activation(self) -> str:
-        """How an int8 variant gets its activation scales: "static" or "dynamic"."""
-        return self.value.rsplit("-", 1)[-1]
+        """How a variant of torch gets its activation scales: "static" or "dynamic"."""
+        return "static" if "-static" in self.value else "dynamic"
+
+
+STANDARD = tuple(variant for variant in Variant if not variant.is_peer)
+"""The variants of every run, in the order of the table."""
+
+_TORCHAO = (Variant.TORCHAO_STATIC, Variant.TORCHAO_DYNAMIC, Variant.TORCHAO_STATIC_MAX_AUTOTUNE)
 
 
 def quantize_with_torchao(model: nn.Module, calibration: Batch, activation: str) -> nn.Module:
@@ -101,7 +120,7 @@ def quantize(model: nn.Module, variant: Variant, calibration: Sequence[Batch]) -
     """Return what ``variant`` compiles: the model itself, in bf16, or quantized."""
     if variant is Variant.INDUCTOR_BF16:
         return model.to(torch.bfloat16)
-    if variant in (Variant.TORCHAO_STATIC, Variant.TORCHAO_DYNAMIC):
+    if variant in _TORCHAO:
         return quantize_with_torchao(model, calibration[0], variant.activation)
     if variant in (Variant.QSIM_STATIC, Variant.QSIM_DYNAMIC):
         import qinductor
@@ -130,6 +149,44 @@ def compiled(
         options = {} if isa is None else {"isa": isa}
         return torch.compile(model, backend="qsim", dynamic=False, options=options)  # type: ignore[arg-type]
     stock: dict[str, Any] = {"freezing": True}
-    if max_autotune and variant.is_int8:
+    if variant is Variant.TORCHAO_STATIC_MAX_AUTOTUNE or (max_autotune and variant in _TORCHAO):
         stock["max_autotune"] = True
     return torch.compile(model, dynamic=False, options=stock)
+
+
+class _Torch:
+    """A variant that torch compiles, or runs as it is."""
+
+    def __init__(
+        self, model: nn.Module, variant: Variant, *, isa: str | None, max_autotune: bool
+    ) -> None:
+        self.model, self.variant = model, variant
+        self.isa, self.max_autotune = isa, max_autotune
+
+    def ready(self, inputs: Batch) -> Callable[[], Any]:
+        """See :class:`qinductor.bench.peers.Engine`."""
+        torch._dynamo.reset()
+        run = compiled(self.model, self.variant, isa=self.isa, max_autotune=self.max_autotune)
+
+        def call() -> Any:
+            with torch.no_grad():
+                return run(**inputs).last_hidden_state
+
+        return call
+
+
+def engine(
+    variant: Variant,
+    loaded: Loaded,
+    calibration: Batch,
+    *,
+    threads: int,
+    isa: str | None,
+    max_autotune: bool,
+) -> peers.Engine:
+    """Quantize the model of ``loaded`` (which may change it) the way ``variant`` does."""
+    peer = peers.find(variant.value)
+    if peer is not None and peer.module is not None:
+        return peer.build(loaded, calibration, threads)
+    model = quantize(loaded.model, variant, [calibration])
+    return _Torch(model, variant, isa=isa, max_autotune=max_autotune)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import subprocess
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import qinductor
+
 from ..errors import QInductorError
+from . import peers
+from .memory import Memory, Meter
 
 
 class VariantError(QInductorError):
@@ -47,12 +55,14 @@ class Built:
         calls: calls a sample.
         pooled: (B, H) float32 numpy array, the mean of the token vectors, to compare variants by.
         linear_operations: multiply-adds × 2 of all Linears of the float model, at this shape.
+        packages: versions of what a peer needs; empty for the others.
     """
 
     compile_s: float
     calls: int
     pooled: Any
     linear_operations: int
+    packages: dict[str, str] = field(default_factory=dict)
 
 
 CALIBRATION_ROWS = 8
@@ -66,7 +76,7 @@ class _Holder:
 
         from .. import text, zoo
         from ..cli.console import quiet_libraries
-        from .variants import Variant, quantize
+        from .variants import Variant, engine
 
         quiet_libraries()
         torch.set_num_threads(job.threads)
@@ -77,9 +87,17 @@ class _Holder:
         self.texts = text.corpus(job.calibration).texts if self.loaded.tokenizer else ()
         batch = self._rows(CALIBRATION_ROWS, job.sequence)
         self.linears = self._linear_sizes()
-        self.model = quantize(self.loaded.model, self.variant, [batch])
+        self.engine = engine(
+            self.variant,
+            self.loaded,
+            batch,
+            threads=job.threads,
+            isa=job.isa,
+            max_autotune=job.max_autotune,
+        )
         self.call: Any = None
         self.calls = 1
+        self.meter, self.metered_calls = Meter(), 0
 
     def _rows(self, batch: int, sequence: int, *, later: bool = False) -> Any:
         """Full rows of text, or of random ids where there is no tokenizer.
@@ -111,22 +129,12 @@ class _Holder:
         import torch
 
         from .harness import calls_per_sample
-        from .variants import compiled
 
-        torch._dynamo.reset()
         inputs = self._rows(batch, sequence, later=True)
-        run = compiled(
-            self.model, self.variant, isa=self.job.isa, max_autotune=self.job.max_autotune
-        )
-
-        def call() -> Any:
-            with torch.no_grad():
-                return run(**inputs)
-
         start = time.perf_counter()
-        hidden = call().last_hidden_state
+        call = self.engine.ready(inputs)
+        hidden = torch.as_tensor(call())
         compile_s = time.perf_counter() - start
-        self.call, self.calls = call, calls_per_sample(call)
         rows = batch * sequence
         # A pooler reads one row a sequence; every other Linear of an encoder reads all of them.
         operations = sum(
@@ -134,17 +142,35 @@ class _Holder:
             for name, (k, n) in self.linears.items()
         )
         pooled = hidden.float().mean(1).numpy()
-        return Built(compile_s, self.calls, pooled, operations)
+        del hidden
+        self.call, self.calls = call, calls_per_sample(call)
+        self.meter.start()
+        self.metered_calls = 0
+        peer = peers.find(self.job.variant)
+        return Built(
+            compile_s, self.calls, pooled, operations, peer.versions() if peer is not None else {}
+        )
 
     def sample(self) -> float:
         """Take one sample; seconds a call."""
         from .harness import sample
 
+        self.metered_calls += self.calls + 1  # sample() makes one that it does not time
         return sample(self.call, self.calls)
 
+    def memory(self) -> Memory:
+        """What the samples since :meth:`shape` took."""
+        return self.meter.read(self.metered_calls)
 
-def _serve(pipe: Connection, job: Job) -> None:
-    """Answer requests until the other end closes: (method, arguments) -> (ok, value)."""
+
+def serve(descriptor: int) -> None:
+    """Answer the parent until it hangs up: (method, arguments) -> (ok, value).
+
+    Args:
+        descriptor: of this end of the pipe, inherited. The first message is the :class:`Job`.
+    """
+    pipe = Connection(descriptor)
+    job: Job = pipe.recv()
     holder: _Holder | None = None
     while True:
         try:
@@ -153,12 +179,17 @@ def _serve(pipe: Connection, job: Job) -> None:
             return
         try:
             if method == "load":
+                peer = peers.find(job.variant)
+                if peer is not None:
+                    peer.require()
                 holder = _Holder(job)
                 pipe.send((True, None))
             else:
                 pipe.send((True, getattr(holder, method)(*arguments)))
+        except peers.MissingPeerError as error:
+            pipe.send((False, error))
         except Exception as error:  # told to the parent, which decides
-            pipe.send((False, _described(error)))
+            pipe.send((False, VariantError(_described(error))))
 
 
 def _described(error: Exception) -> str:
@@ -171,46 +202,66 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__} in {place}: {first_line}"
 
 
+def _with_this_package(environment: dict[str, str]) -> dict[str, str]:
+    """Put this checkout first on the path of another Python, which may not have it installed."""
+    folder = str(Path(qinductor.__file__).resolve().parent.parent)
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([folder, inherited] if inherited else [folder])
+    return environment
+
+
 class Worker:
     """The parent's handle of a process that holds one variant. Use it in a with statement."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self._loaded = False
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, job), daemon=True)
-        self._process.start()
+        self._pipe, theirs = multiprocessing.Pipe()
+        # Not multiprocessing.Process: it hands its own sys.path down, and a peer has another one.
+        program = f"from {__name__} import serve; serve({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [peers.python(job.variant), "-c", program],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # standard output is for the result; libraries chat on it
+            env=_with_this_package(os.environ.copy()),
+        )
         theirs.close()
+        # A process that has ended already is told by the first request.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(job)
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pipe.close()
-        self._process.join(timeout=10)
-        if self._process.is_alive():
-            self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _ask(self, method: str, *arguments: object) -> Any:
         try:
             self._pipe.send((method, arguments))
             ok, value = self._pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            self._process.join(timeout=5)
+            code = self._process.wait(timeout=5)
             raise VariantError(
-                f"the process of {self.job.variant} ended with code {self._process.exitcode} "
+                f"the process of {self.job.variant} ended with code {code} "
                 "(killed for memory, perhaps: try a smaller --batch)."
             ) from None
         if ok:
             return value
-        raise VariantError(value)
+        raise value
 
     def load(self) -> None:
         """Load and quantize the model, once.
 
         Raises:
             VariantError: it failed; the message says why.
+            MissingPeerError: a peer whose packages are not installed.
         """
         if not self._loaded:
             self._ask("load")
@@ -232,3 +283,12 @@ class Worker:
             VariantError: see :meth:`load`.
         """
         return float(self._ask("sample"))
+
+    def memory(self) -> Memory:
+        """What the samples since the last :meth:`shape` took.
+
+        Raises:
+            VariantError: see :meth:`load`.
+        """
+        found: Memory = self._ask("memory")
+        return found

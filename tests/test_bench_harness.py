@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
-from qinductor.bench import ceilings, machine, models, quality
+from qinductor.bench import ceilings, machine, models, quality, tables
 from qinductor.bench.harness import MIN_ROUNDS, Timing, calls_per_sample, compare, interleave
+from qinductor.bench.memory import Memory
 from qinductor.bench.variants import Variant
 from qinductor.bench.worker import Built
 from qinductor.capability import Capability, Isa, cpp_compiler
@@ -103,7 +104,8 @@ def result_of(medians: dict[Variant, float]) -> dict[str, Any]:
     pooled = numpy.array([[1.0, 0.0], [0.6, 0.8]])
     built = {v: Built(1.0, 1, pooled, 2_000_000_000) for v in medians}
     peaks = ceilings.Ceilings(100.0, 200.0, 400.0)
-    rows = [models._row(request, shape, v, timings, built, peaks) for v in medians]
+    memory = Memory(peak_rss=512_000_000, page_faults=1234.5)
+    rows = [models._row(request, shape, v, timings, built, memory, peaks) for v in medians]
     return {"machine": machine.machine_header(peaks, 2), "rows": rows, "errors": []}
 
 
@@ -126,10 +128,21 @@ def test_the_cosine_is_that_of_the_worst_row() -> None:
 
 
 def test_the_table_shows_every_row() -> None:
-    columns, cells = models.text_table(result_of(MEDIANS))
+    columns, cells = tables.text_table(result_of(MEDIANS))
     assert [row[2] for row in cells] == [variant.value for variant in MEDIANS]
     assert {len(row) for row in cells} == {len(columns)}
     assert cells[2][5] == "5.00"
+    assert columns[-2:] == ("MB", "faults")
+    assert cells[2][-2:] == ("512", "1,234")
+
+
+def test_results_without_memory_have_no_columns_for_it() -> None:
+    result = result_of(MEDIANS)
+    for row in result["rows"]:
+        del row["peak_rss_bytes"], row["page_faults_per_call"]
+    columns, cells = tables.text_table(result)
+    assert columns[-1] == "cosine"
+    assert {len(row) for row in cells} == {len(columns)}
 
 
 def test_a_chart_is_a_png(tmp_path: Path) -> None:

@@ -92,8 +92,10 @@ def test_the_make_targets_are_there() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_table_is_what_the_result_file_says() -> None:
-    assert readme_tables.filled(README) == README
+@pytest.mark.parametrize("path", readme_tables.DOCUMENTS, ids=lambda path: path.name)
+def test_the_tables_are_what_the_result_files_say(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert readme_tables.filled(text) == text
 
 
 def test_a_block_is_filled_from_its_file(tmp_path: Path) -> None:

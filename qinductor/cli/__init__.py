@@ -1,4 +1,4 @@
-"""The command line: ``qinductor quantize | bench | inspect | formats | doctor``.
+"""The command line: ``qinductor quantize | bench | roofline | inspect | formats | doctor``.
 
 Each command lives in a module of its own and imports torch only when it runs, so ``--help`` is
 immediate.
@@ -13,6 +13,7 @@ from .doctor import doctor
 from .formats import formats
 from .inspect import inspect_command
 from .quantize import quantize
+from .roofline import roofline
 
 app = typer.Typer(
     name="qinductor",
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(quantize)
 app.command()(bench)
+app.command()(roofline)
 app.command("inspect")(inspect_command)
 app.command()(formats)
 app.command()(doctor)

@@ -1,4 +1,4 @@
-"""``qinductor bench``: eager, stock Inductor, torchao and qsim, in the same rounds."""
+"""``qinductor bench``: eager, stock Inductor, torchao, qsim and peers, in the same rounds."""
 
 from __future__ import annotations
 
@@ -37,24 +37,29 @@ def _request(
     calibration: str | None,
     isa: str | None,
     max_autotune: bool,
+    with_peers: bool,
 ) -> Request:
     """Check everything that can be checked before minutes are spent."""
     import torch
 
     from .. import errors, text, zoo
+    from ..bench import peers
     from ..bench.harness import MIN_ROUNDS
     from ..bench.models import Request
-    from ..bench.variants import Variant
+    from ..bench.variants import STANDARD, Variant
     from ..capability import Capability, Isa
 
     shapes = tuple((b, s) for s in _numbers(seq, "--seq") for b in _numbers(batch, "--batch"))
-    chosen = tuple(Variant)
+    names = [variant.value for variant in STANDARD]
     if variants is not None:
+        names = variants.split(",")
         known = {variant.value: variant for variant in Variant}
-        for name in variants.split(","):
+        for name in names:
             if name not in known:
                 raise errors.UnknownOptionError("variant", name, known)
-        chosen = tuple(v for v in Variant if v.value in variants.split(","))
+    chosen = tuple(v for v in Variant if v.value in names or (with_peers and v.is_peer))
+    for variant in chosen:
+        peers.python(variant.value)
     if rounds < MIN_ROUNDS:
         raise errors.ConfigError(f"--rounds {rounds} is too few: at least {MIN_ROUNDS}.")
     if threads is not None and threads < 1:
@@ -106,20 +111,20 @@ def bench(
     max_autotune: Annotated[
         bool, typer.Option(help="Let torchao's variants autotune too (slow to compile).")
     ] = False,
+    with_peers: Annotated[
+        bool, typer.Option("--peers", help="Other int8 runtimes too; `make peers` installs them.")
+    ] = False,
 ) -> None:
     """Compare eager, compiled fp32 and bf16, torchao's SmoothQuant, and qsim, in one run."""
     import json
 
-    from .. import errors
-    from ..bench import machine, models
+    from ..bench import machine, models, tables
 
     to_stdout = json_file == Path("-")
-    for path, what in ((json_file, "JSON file"), (plot, "chart")):
-        if path is not None and path != Path("-"):
-            console.refuse_missing_parent(path, what)
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise errors.ConfigError(f"--plot {str(plot)!r}: charts are PNG files; name it *.png.")
-    request = _request(model, batch, seq, variants, rounds, threads, calibration, isa, max_autotune)
+    console.refuse_bad_targets(json_file, plot)
+    request = _request(
+        model, batch, seq, variants, rounds, threads, calibration, isa, max_autotune, with_peers
+    )
     with console.progress() as bars:
         tasks: dict[str, int] = {}
 
@@ -129,7 +134,7 @@ def bench(
             bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
 
         result = models.measure(request, told)
-    columns, cells = models.text_table(result)
+    columns, cells = tables.text_table(result)
     if to_stdout:
         console.print_json(result)
     else:
@@ -144,6 +149,10 @@ def bench(
             f"{error['error']}",
             style="yellow", markup=False, highlight=False,
         )  # fmt: skip
+    for absent in result["missing"]:
+        console.stderr().print(
+            absent["reason"], style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
     if json_file is not None and not to_stdout:
         with console.written_file(json_file) as beside:
             beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -115,7 +115,8 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) 
 
 
 def _looks_numeric(cell: str) -> bool:
-    return cell.strip("-+.,%×0123456789 eEmsGBMiKk/±") == ""
+    # A peer that is missing has no figures, and its column stays one of figures.
+    return cell == "missing" or cell.strip("-+.,%×0123456789 eEmsGBMiKk/±") == ""
 
 
 @contextlib.contextmanager
@@ -157,6 +158,22 @@ def refuse_missing_parent(path: Path, what: str) -> None:
         raise OSError(f"the folder {str(parent)!r} of the {what} does not exist. Create it first.")
     if path.is_dir() or not os.access(parent, os.W_OK):
         raise OSError(f"the {what} {str(path)!r} cannot be written there. Name another place.")
+
+
+def refuse_bad_targets(json_file: Path | None, chart: Path | None) -> None:
+    """Refuse --json and --plot files that cannot be written, before any work is done.
+
+    Raises:
+        OSError: see :func:`refuse_missing_parent`; ``-`` as JSON file stands for standard output.
+        ConfigError: the chart is to be something other than a PNG file.
+    """
+    from ..errors import ConfigError
+
+    for path, what in ((json_file, "JSON file"), (chart, "chart")):
+        if path is not None and path != Path("-"):
+            refuse_missing_parent(path, what)
+    if chart is not None and chart.suffix.lower() != ".png":
+        raise ConfigError(f"--plot {str(chart)!r}: charts are PNG files; name it *.png.")
 
 
 @contextlib.contextmanager
