@@ -6,8 +6,10 @@ those of one compiled model into a :class:`Report`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -278,11 +280,19 @@ def _first(found: Iterable[str | None]) -> str | None:
 
 
 def store_entries(path: Path, entries: list[Entry]) -> None:
-    """Keep a graph's entries beside Inductor's cache, for a process that finds the graph there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{threading.get_ident()}.tmp")
-    beside.write_text(json.dumps([asdict(e) for e in entries]), encoding="utf-8")
-    beside.replace(path)
+    """Keep a graph's entries beside Inductor's cache, for a process that finds the graph there.
+
+    Where they cannot be written they are not kept, and that process compiles the graph again.
+    """
+    # A forked process has its parent's thread identifiers.
+    beside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    with contextlib.suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps([asdict(e) for e in entries]), encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def read_entries(path: Path) -> list[Entry] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +190,37 @@ def test_what_cannot_be_explained() -> None:
 def test_nothing_int8_is_reported_as_nothing() -> None:
     report = qinductor.explain(torch.compile(nn.ReLU(), backend=qsim))
     assert report.counts()["total"] == 0 and "linears: 0" in str(report)
+
+
+def test_processes_that_store_at_once_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork has the thread identifiers of its parent; the second one writes within the first."""
+    entries, path = [Entry("a_pass", "layer.0", "fused", "what")], tmp_path / "entries.json"
+    replace = Path.replace
+
+    def other_first(beside: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        child = os.fork()
+        if not child:
+            store_entries(path, entries)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert beside.exists()
+        return replace(beside, target)
+
+    monkeypatch.setattr(Path, "replace", other_first)
+    store_entries(path, entries)
+    assert read_entries(path) == entries and list(tmp_path.iterdir()) == [path]
+
+
+def test_entries_that_cannot_be_written_are_not_stored(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "entries.json", tmp_path / "folder"):
+        store_entries(path, [])
+        assert read_entries(path) is None
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
 
 
 def test_stored_entries(tmp_path: Any) -> None:
