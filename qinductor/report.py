@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CellType
@@ -85,13 +85,16 @@ class GraphRecord:
         self.passes_ran = True
         self.entries.extend(entries)
 
-    def named(self, action: str, child: str) -> str | None:
+    def named(self, action: str, child: str, read: Collection[str]) -> str | None:
         """Detail of the entry about module ``child``; None where there is none.
 
         A site is relative to what was compiled, a layer perhaps, and ``child`` to what is
-        explained.
+        explained. Only where that makes them differ is one matched by its end: an entry at the
+        name of another of the modules that the graph reads (``read``) is about that one.
         """
-        sites = [e for e in self.entries if e.action == action and _is_about(e, child)]
+        entries = [e for e in self.entries if e.action == action]
+        exact = [e for e in entries if e.site == child]
+        sites = exact or [e for e in entries if e.site not in read and _is_about(e, child)]
         return max(sites, key=lambda e: len(e.site)).detail if sites else None
 
     def reads(self, tensors: set[int]) -> bool:
@@ -182,8 +185,7 @@ def explain(compiled: Any) -> Report:
         ConfigError: ``compiled`` is neither a module nor a function that reaches one.
     """
     modules = list(_modules_of(compiled))
-    tensors = {id(t) for m in modules for t in itertools.chain(m.parameters(), m.buffers())}
-    records = RECORDS.of(tensors)
+    records = RECORDS.of(_ids(t for m in modules for t in _tensors(m)))
     entries = tuple(e for r in records for e in r.entries)
     return Report(
         linears=tuple(_linears(modules, records)),
@@ -247,12 +249,15 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
     names = {name for module in modules for name, _ in module.named_modules() if name}
     for module in modules:
         notes = site_notes(module)
-        for name, child in module.named_modules():
-            if not isinstance(child, QuantizedLinear | torch.nn.Linear):
-                continue
-            own = {id(t) for t in itertools.chain(child.parameters(), child.buffers())}
-            reading = [r for r in records if r.reads(own)]
-            ran = _first(r.named("int8", name) for r in reading)
+        linears = {
+            name: child
+            for name, child in module.named_modules()
+            if isinstance(child, QuantizedLinear | torch.nn.Linear)
+        }
+        read = [{n for n, c in linears.items() if r.reads(_ids(_tensors(c)))} for r in records]
+        for name, child in linears.items():
+            reading = [(r, n) for r, n in zip(records, read, strict=True) if name in n]
+            ran = None if _is_plain_float(child) else _detail("int8", name, reading)
             if isinstance(child, QuantizedLinear):
                 if ran is not None:
                     yield Linear(name, "int8", ran)
@@ -263,7 +268,7 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
             elif ran is not None:
                 yield Linear(name, "int8", ran)
             else:
-                kept = notes.get(name) or _first(r.named("kept", name) for r in reading)
+                kept = notes.get(name) or _detail("kept", name, reading)
                 yield Linear(name, "kept", kept or "not quantized: convert() left it")
     # A graph module (an exported, PT2E-quantized model) has no Linear modules, only calls.
     calls = {
@@ -275,8 +280,29 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
     yield from calls.values()
 
 
-def _first(found: Iterable[str | None]) -> str | None:
-    return next((item for item in found if item is not None), None)
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
+
+
+def _ids(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {id(t) for t in tensors}
+
+
+def _is_plain_float(module: torch.nn.Module) -> bool:
+    """True where no int8 kernel can run the module, whatever site has its name.
+
+    torchao keeps the Linear, and makes its weight a tensor of a class of its own.
+    """
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return all(type(t) in plain and t.is_floating_point() for t in _tensors(module))
+
+
+def _detail(
+    action: str, name: str, reading: Iterable[tuple[GraphRecord, Collection[str]]]
+) -> str | None:
+    """What the first graph that has an entry says about a module."""
+    found = (record.named(action, name, read) for record, read in reading)
+    return next((detail for detail in found if detail is not None), None)
 
 
 def store_entries(path: Path, entries: list[Entry]) -> None:
