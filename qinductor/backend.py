@@ -15,7 +15,7 @@ from .capability import Capability, cpp_compiler
 from .compat import check_torch_version
 from .config import QSimConfig, mode_options
 from .digest import cache_key
-from .errors import CompilerMissingError
+from .errors import CompilerMissingError, ConfigError
 from .report import RECORDS, GraphRecord, Reporter, read_entries, store_entries
 
 Compiled = Callable[..., Any]
@@ -40,7 +40,8 @@ def qsim(
         A callable with the graph's signature.
 
     Raises:
-        ConfigError: an unknown mode or option; the message lists the valid ones.
+        ConfigError: an unknown mode or option (the message lists the valid ones), or an Inductor
+            option that this backend sets itself.
         CapabilityError: ``options["isa"]`` is a set that the machine lacks.
         CompilerMissingError: there is no C++ compiler.
     """
@@ -106,11 +107,19 @@ def _patches(config: QSimConfig, capability: Capability, report: Reporter) -> di
     from .templates import fused_lowering as _fused_lowering  # noqa: F401 - registers lowerings
     from .templates import lowering as _lowering  # noqa: F401 - registers the lowerings
 
-    return {
+    ours = {
         "post_grad_custom_pre_pass": QSimPasses(config, capability, report),
         # Our templates write their whole epilogue themselves; the passes decide what is in it.
         "epilogue_fusion": False,
     }
+    for name in ours:
+        if name in config.inductor:
+            raise ConfigError(
+                f"options['inductor'] sets {name!r}, which this backend sets itself, for its "
+                "passes and the kernels they choose. Leave it out: a pass of your own can be "
+                "'post_grad_custom_post_pass', and options['disable'] switches ours off."
+            )
+    return ours
 
 
 def _plugin_reporter(capability: Capability) -> Reporter:
