@@ -129,6 +129,7 @@ def test_doctor_names_what_each_thing_makes_possible() -> None:
     assert {"torch", "C++ compiler", "CPU", "caches", "threads", "ISA avx512_vnni"} <= set(found)
     assert found["torch"]["value"] == torch.__version__
     assert all(row["meaning"] for row in found.values())
+    assert "kernels read it at every call" in found["threads"]["meaning"]
     assert "ISA portable" in run("doctor").stdout
 
 
