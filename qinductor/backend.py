@@ -40,7 +40,8 @@ def qsim(
         A callable with the graph's signature.
 
     Raises:
-        ConfigError: an unknown mode or option; the message lists the valid ones.
+        ConfigError: an unknown mode or option (the message lists the valid ones), or an Inductor
+            option that this backend sets itself.
         CapabilityError: ``options["isa"]`` is a set that the machine lacks.
         CompilerMissingError: there is no C++ compiler.
     """
@@ -57,7 +58,7 @@ def qsim(
         gm, more_inputs = simulated.module, simulated.more_inputs
         example_inputs = (*example_inputs, *simulated.example_inputs())
         record.simulation, record.simulated = simulated.simulation, simulated.entries
-    stored_at = _entries_path(gm, example_inputs, config, capability)
+    stored_at = _entries_path(gm, example_inputs, patches, cache_key(config, capability))
 
     def compile_with(**more: Any) -> Compiled:
         from torch._inductor.compile_fx import compile_fx
@@ -132,12 +133,20 @@ def _patches(
     from .templates import fused_lowering as _fused_lowering  # noqa: F401 - registers lowerings
     from .templates import lowering as _lowering  # noqa: F401 - registers the lowerings
 
-    return {
+    ours = {
         "post_grad_custom_pre_pass": QSimPasses(config, capability, report),
         # CPU templates write their whole epilogue themselves; the passes decide what is in it.
         # Triton templates leave it to Inductor.
         "epilogue_fusion": on_gpu,
     }
+    for name in ours:
+        if name in config.inductor:
+            raise ConfigError(
+                f"options['inductor'] sets {name!r}, which this backend sets itself, for its "
+                "passes and the kernels they choose. Leave it out: a pass of your own can be "
+                "'post_grad_custom_post_pass', and options['disable'] switches ours off."
+            )
+    return ours
 
 
 def _plugin_reporter(capability: Capability) -> Reporter:
@@ -171,20 +180,38 @@ def _break_reason(gm: fx.GraphModule) -> str | None:
 
 
 def _entries_path(
-    gm: fx.GraphModule, inputs: Sequence[Any], config: QSimConfig, capability: Capability
+    gm: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any], our_key: str
 ) -> Path:
-    """Where the entries of this graph are kept, beside Inductor's caches."""
+    """Where the entries of this compilation are kept, beside Inductor's caches.
+
+    All that makes Inductor compile anew is in the name: one graph has other entries with
+    gradients, under autocast, or with other options (``patches``).
+    """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    described = [
-        (tuple(map(str, t.shape)), tuple(map(str, t.stride())), str(t.dtype), str(t.device))
-        if isinstance(t, torch.Tensor)
-        else str(t)
-        for t in inputs
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    described = [_description(t) if isinstance(t, torch.Tensor) else str(t) for t in inputs]
+    state = [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *(
+            (device, torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
+            for device in sorted({t.device.type for t in tensors})
+            if torch.amp.is_autocast_available(device)
+        ),
+        # A pass of the user's says by uuid() what it does, as it does to Inductor.
+        *((name, _uuid(value)) for name, value in sorted(patches.items())),
     ]
-    key = hashlib.sha256(
-        "\0".join(
-            (gm.code, str(described), torch.__version__, cache_key(config, capability))
-        ).encode()
-    ).hexdigest()
+    text = "\0".join((gm.code, str(described), str(state), torch.__version__, our_key))
+    key = hashlib.sha256(text.encode()).hexdigest()
     return Path(cache_dir()) / "qinductor" / f"{key}.json"
+
+
+def _description(t: torch.Tensor) -> tuple[str, ...]:
+    """All that a graph may depend on but the values. As text: sizes may be symbols."""
+    facts = (tuple(t.shape), tuple(t.stride()), t.dtype, t.device, t.requires_grad)
+    return tuple(map(str, facts))
+
+
+def _uuid(value: Any) -> Any:
+    return value.uuid() if callable(getattr(value, "uuid", None)) else value

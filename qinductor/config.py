@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +47,17 @@ class QSimConfig:
                 f"disable={disable!r} is a string. Give a tuple of pass names: "
                 f"disable=({disable!r},)."
             )
+        if not isinstance(disable, Iterable) or not all(isinstance(name, str) for name in disable):
+            raise ConfigError(
+                f"disable={disable!r} is not a tuple of pass names, such as "
+                "disable=('fuse_activation',)."
+            )
+        inductor: object = self.inductor
+        if not isinstance(inductor, Mapping) or not all(isinstance(name, str) for name in inductor):
+            raise ConfigError(
+                f"inductor={inductor!r} is not a mapping of Inductor's options by name, such as "
+                "inductor={'cpp_wrapper': True}."
+            )
         object.__setattr__(self, "disable", tuple(sorted(set(self.disable))))
         object.__setattr__(self, "inductor", dict(self.inductor))
         if self.simulate is not None:
@@ -88,12 +98,13 @@ class QSimConfig:
                 raise UnknownOptionError("pass that can be disabled", name, passes)
         for name in self.inductor:
             # Not get_config_copy(): it leaves out the options that are no part of the cache key.
+            # Nor an attribute's name: that may be a section ("cpp"), or what the module imports.
             try:
-                operator.attrgetter(name)(inductor_config)
-            except AttributeError:
+                inductor_config.get_type(name)  # type: ignore[attr-defined]
+            except KeyError:
                 raise ConfigError(
                     f"unknown Inductor option {name!r} in options['inductor']. Valid: the keys of "
-                    "torch._inductor.config.get_config_copy(), such as 'cpp_wrapper'."
+                    "torch._inductor.config.get_config_copy(), as 'cpp_wrapper' or 'cpp.threads'."
                 ) from None
 
     def cache_key(self) -> str:

@@ -6,11 +6,13 @@ those of one compiled model into a :class:`Report`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CellType
@@ -90,14 +92,16 @@ class GraphRecord:
         self.passes_ran = True
         self.entries.extend(entries)
 
-    def named(self, action: str, child: str) -> str | None:
+    def named(self, action: str, child: str, read: Collection[str]) -> str | None:
         """Detail of the entry about module ``child``; None where there is none.
 
         A site is relative to what was compiled, a layer perhaps, and ``child`` to what is
-        explained.
+        explained. Only where that makes them differ is one matched by its end: an entry at the
+        name of another of the modules that the graph reads (``read``) is about that one.
         """
-        entries = (*self.simulated, *self.entries)
-        sites = [e for e in entries if e.action == action and _is_about(e, child)]
+        entries = [e for e in (*self.simulated, *self.entries) if e.action == action]
+        exact = [e for e in entries if e.site == child]
+        sites = exact or [e for e in entries if e.site not in read and _is_about(e, child)]
         return max(sites, key=lambda e: len(e.site)).detail if sites else None
 
     def reads(self, tensors: set[int]) -> bool:
@@ -214,8 +218,7 @@ def records_of(compiled: Any) -> list[GraphRecord]:
 
 
 def _records_of(modules: list[torch.nn.Module]) -> list[GraphRecord]:
-    tensors = {id(t) for m in modules for t in itertools.chain(m.parameters(), m.buffers())}
-    return RECORDS.of(tensors)
+    return RECORDS.of(_ids(t for m in modules for t in _tensors(m)))
 
 
 def _unique(entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -264,12 +267,15 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
     names = {name for module in modules for name, _ in module.named_modules() if name}
     for module in modules:
         notes = site_notes(module)
-        for name, child in module.named_modules():
-            if not isinstance(child, QuantizedLinear | torch.nn.Linear):
-                continue
-            own = {id(t) for t in itertools.chain(child.parameters(), child.buffers())}
-            reading = [r for r in records if r.reads(own)]
-            ran = _first(r.named("int8", name) for r in reading)
+        linears = {
+            name: child
+            for name, child in module.named_modules()
+            if isinstance(child, QuantizedLinear | torch.nn.Linear)
+        }
+        read = [{n for n, c in linears.items() if r.reads(_ids(_tensors(c)))} for r in records]
+        for name, child in linears.items():
+            reading = [(r, n) for r, n in zip(records, read, strict=True) if name in n]
+            ran = None if _is_plain_float(child) else _detail("int8", name, reading)
             if isinstance(child, QuantizedLinear):
                 if ran is not None:
                     yield Linear(name, "int8", ran)
@@ -279,10 +285,10 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
                     yield Linear(name, "int8", "int8 weight, not compiled yet")
             elif ran is not None:
                 yield Linear(name, "int8", ran)
-            elif (recipe := _first(r.named("simulated", name) for r in reading)) is not None:
+            elif (recipe := _detail("simulated", name, reading)) is not None:
                 yield Linear(name, "simulated", recipe)
             else:
-                kept = notes.get(name) or _first(r.named("kept", name) for r in reading)
+                kept = notes.get(name) or _detail("kept", name, reading)
                 yield Linear(name, "kept", kept or "not quantized: convert() left it")
     # A graph module (an exported, PT2E-quantized model) has no Linear modules, only calls.
     calls = {
@@ -294,16 +300,45 @@ def _linears(modules: list[torch.nn.Module], records: list[GraphRecord]) -> Iter
     yield from calls.values()
 
 
-def _first(found: Iterable[str | None]) -> str | None:
-    return next((item for item in found if item is not None), None)
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
+
+
+def _ids(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {id(t) for t in tensors}
+
+
+def _is_plain_float(module: torch.nn.Module) -> bool:
+    """True where no int8 kernel can run the module, whatever site has its name.
+
+    torchao keeps the Linear, and makes its weight a tensor of a class of its own.
+    """
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return all(type(t) in plain and t.is_floating_point() for t in _tensors(module))
+
+
+def _detail(
+    action: str, name: str, reading: Iterable[tuple[GraphRecord, Collection[str]]]
+) -> str | None:
+    """What the first graph that has an entry says about a module."""
+    found = (record.named(action, name, read) for record, read in reading)
+    return next((detail for detail in found if detail is not None), None)
 
 
 def store_entries(path: Path, entries: list[Entry]) -> None:
-    """Keep a graph's entries beside Inductor's cache, for a process that finds the graph there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{threading.get_ident()}.tmp")
-    beside.write_text(json.dumps([asdict(e) for e in entries]), encoding="utf-8")
-    beside.replace(path)
+    """Keep a graph's entries beside Inductor's cache, for a process that finds the graph there.
+
+    Where they cannot be written they are not kept, and that process compiles the graph again.
+    """
+    # A forked process has its parent's thread identifiers.
+    beside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    with contextlib.suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps([asdict(e) for e in entries]), encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def read_entries(path: Path) -> list[Entry] | None:

@@ -176,6 +176,19 @@ def check_name(name: str) -> Path | None:
     return None
 
 
+def check_max_length(max_length: int) -> None:
+    """Refuse a length that has no room for the tokens that begin and end a text.
+
+    Raises:
+        ModelError: see above. A tokenizer would cut nothing, or overflow.
+    """
+    if max_length < 2:
+        raise ModelError(
+            f"a maximal length of {max_length} is too short: give at least 2 tokens, for those "
+            "that begin and end a text."
+        )
+
+
 def accepted_keys(model: nn.Module) -> frozenset[str]:
     """Names of the arguments of ``model.forward``."""
     return frozenset(inspect.signature(model.forward).parameters)
@@ -191,7 +204,9 @@ def encode(
 
     Raises:
         CalibrationError: the model came without a tokenizer.
+        ModelError: see :func:`check_max_length`.
     """
+    check_max_length(max_length)
     if loaded.tokenizer is None:
         raise CalibrationError(
             f"the model {loaded.name!r} came without a tokenizer, so no text can be fed to it. "

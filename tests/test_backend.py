@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +19,9 @@ from torch._inductor.utils import run_and_get_code
 
 import qinductor
 from qinductor import compat
-from qinductor.backend import qsim
+from qinductor.backend import _entries_path, qsim
 from qinductor.capability import Capability, Isa
-from qinductor.config import QSimConfig
+from qinductor.config import QSimConfig, mode_options
 from qinductor.errors import BackwardThroughInt8Error, ConfigError, UnknownOptionError
 from qinductor.passes import PASSES
 
@@ -44,6 +47,17 @@ def _fresh_dynamo() -> Iterator[None]:
         ({"options": {"disable": ("choose_kernels",)}}, "unknown pass that can be disabled"),
         ({"options": {"disable": "share_quantize"}}, r"disable=\('share_quantize',\)"),
         ({"options": {"inductor": {"no_such": 1}}}, "unknown Inductor option 'no_such'"),
+        ({"options": {"inductor": {"cpp": {"threads": 1}}}}, "unknown .*'cpp'.*'cpp.threads'"),
+        ({"options": {"inductor": {"os": 1}}}, "unknown Inductor option 'os'"),
+        ({"options": {"inductor": 5}}, "inductor=5 is not a mapping.*inductor={'cpp_wrapper'"),
+        ({"options": {"inductor": {5: 1}}}, "inductor={5: 1} is not a mapping"),
+        ({"options": {"disable": 5}}, r"disable=5 is not a tuple.*disable=\('fuse_activation',\)"),
+        ({"options": {"disable": ("fuse_activation", 5)}}, "5\\) is not a tuple of pass names"),
+        (
+            {"options": {"inductor": {"post_grad_custom_pre_pass": print}}},
+            "'post_grad_custom_pre_pass', which this backend sets.*'post_grad_custom_post_pass'",
+        ),
+        ({"options": {"inductor": {"epilogue_fusion": True}}}, "'epilogue_fusion'.*Leave it out"),
         ({"options": {"check_nan": 1}}, "check_nan=1 is not True or False"),
         ({"mode": "fastest"}, "unknown mode 'fastest'. Valid: .*max-autotune"),
     ],
@@ -176,6 +190,54 @@ def test_nothing_global_is_changed() -> None:
         torch._dynamo.reset()
         torch.compile(net, **arguments)(X)
     assert [_raw_options(m) for m in modules] == before
+
+
+def test_options_of_inductor_that_are_no_part_of_its_cache_key_are_accepted() -> None:
+    for options in ({"compile_threads": 1}, {"cpp.threads": 1}, {"freezing": False}):
+        assert QSimConfig.from_options({"inductor": options}).inductor == options
+
+
+def test_a_plugin_s_owned_options_are_refused_too() -> None:
+    with pytest.raises(ConfigError, match="'epilogue_fusion', which this backend sets itself"):
+        qinductor.inductor_options(inductor={"epilogue_fusion": True})
+
+
+def test_each_compilation_of_a_graph_keeps_its_own_entries() -> None:
+    class Pass:
+        def __init__(self, version: int) -> None:
+            self.version = version
+
+        def uuid(self) -> str:
+            return f"mine {self.version}"
+
+    gm = torch.fx.symbolic_trace(nn.ReLU())
+    contexts: list[AbstractContextManager[Any]] = [
+        nullcontext(),
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autocast("cpu", torch.float16),
+    ]
+    option_sets = [
+        {},
+        {"freezing": True},
+        mode_options("max-autotune"),
+        {"post_grad_custom_post_pass": Pass(1)},
+        {"post_grad_custom_post_pass": Pass(2)},
+    ]
+
+    def all_paths() -> list[Path]:
+        paths = []
+        for context, gradient in itertools.product(contexts, (False, True)):
+            x = X.clone().requires_grad_(gradient)
+            with context:
+                paths.append(_entries_path(gm, [x, 3], {}, "key"))
+        return paths + [_entries_path(gm, [X, 3], o, "key") for o in option_sets[1:]]
+
+    paths = all_paths()
+    assert len(set(paths)) == len(paths)
+    option_sets[-1] = {"post_grad_custom_post_pass": Pass(2)}
+    assert all_paths() == paths
 
 
 def test_inductor_options_are_passed_on() -> None:

@@ -107,6 +107,25 @@ def test_inspect_shows_what_quantize_decided(saved: Path) -> None:
     assert "Linears are int8" in run("inspect", saved).stdout
 
 
+def test_inspect_cuts_its_sample_to_what_the_model_has_positions_for(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qinductor import text
+    from qinductor.cli.inspect import _sample
+
+    class Long:
+        def first(self, count: int) -> Any:
+            self.texts = ("word " * 500,) * count
+            return self
+
+    monkeypatch.setattr(text, "corpus", Long)
+    qmodel = qinductor.load(str(saved))
+    sample = _sample(saved, qmodel)
+    assert sample["input_ids"].shape == (8, 64)
+    with torch.no_grad():
+        qmodel(**sample)
+
+
 @pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 def test_inspect_compiles_and_explains(saved: Path) -> None:
     result = run("inspect", saved, "--compile", "--json")
@@ -129,6 +148,7 @@ def test_doctor_names_what_each_thing_makes_possible() -> None:
     assert {"torch", "C++ compiler", "CPU", "caches", "threads", "ISA avx512_vnni"} <= set(found)
     assert found["torch"]["value"] == torch.__version__
     assert all(row["meaning"] for row in found.values())
+    assert "kernels read it at every call" in found["threads"]["meaning"]
     assert "ISA portable" in run("doctor").stdout
 
 
@@ -232,6 +252,9 @@ def test_nan_in_calibration_is_refused(texts: Path, tmp_path: Path) -> None:
         ("--alpha", "1.5", ("alpha", "1.5")),
         ("--samples", "0", ("0 texts",)),
         ("--percentile", "0", ("percentile",)),
+        ("--max-length", "-3", ("-3", "at least 2")),
+        ("--max-length", "0", ("length of 0", "at least 2")),
+        ("--max-length", "1", ("length of 1", "at least 2")),
     ],
 )
 def test_bad_settings_are_named(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import qinductor
 from qinductor.backend import qsim
 from qinductor.errors import ConfigError
 from qinductor.passes.base import Entry
-from qinductor.report import read_entries, store_entries
+from qinductor.report import GraphRecord, read_entries, store_entries
 
 
 class Net(nn.Module):
@@ -180,6 +182,54 @@ def test_a_linear_in_no_graph_is_kept_with_the_reason() -> None:
     assert "in no compiled graph" in str(report)
 
 
+class Nested(nn.Module):
+    """Layers at ``name`` and at ``first.name``; the int8 ones are named."""
+
+    def __init__(self, first: str, name: str, int8: tuple[str, ...]) -> None:
+        super().__init__()
+        for path in (f"{first}.{name}", name):
+            *inner, leaf = path.split(".")
+            holder: nn.Module = self
+            for part in inner:
+                if not hasattr(holder, part):
+                    setattr(holder, part, nn.Module())
+                holder = getattr(holder, part)
+            setattr(holder, leaf, int8_linear(64, 64) if path in int8 else nn.Linear(64, 64))
+        self.paths = (f"{first}.{name}", name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (self.get_submodule(path) for path in self.paths)
+        return torch.tanh(second(torch.relu(first(x))))
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("int8", ["dense", "sub.dense"])
+def test_a_float_linear_whose_name_ends_like_an_int8_one_s(int8: str, by_layer: bool) -> None:
+    layer = Nested("sub", "dense", (int8,))
+    net = nn.Sequential(layer) if by_layer else layer
+    layer.compile(backend=qsim)
+    net(torch.randn(3, 64))
+    prefix = "0." if by_layer else ""
+    expected = {f"{prefix}{p}": "int8" if p == int8 else "kept" for p in layer.paths}
+    assert _statuses(qinductor.explain(net)) == expected
+
+
+def test_a_line_goes_to_the_linear_of_exactly_that_name() -> None:
+    net = Nested("attn", "output.dense", ("attn.output.dense", "output.dense"))
+    net.compile(backend=qsim)
+    net(torch.randn(3, 64))
+    details = {linear.site: linear.detail for linear in qinductor.explain(net).linears}
+    assert "relu" in details["attn.output.dense"] and "tanh" in details["output.dense"]
+
+
+def test_an_int8_linear_without_an_entry_takes_no_other_one_s() -> None:
+    record = GraphRecord(inputs=[], isa="avx2")
+    record.add([Entry("choose_kernels", "sub.dense", "int8", "kernel")])
+    assert record.named("int8", "dense", {"dense", "sub.dense"}) is None
+    # Where the model was compiled, and the layer "sub" is explained.
+    assert record.named("int8", "dense", {"dense"}) == "kernel"
+
+
 def test_what_cannot_be_explained() -> None:
     with pytest.raises(ConfigError, match=r"was given a int.*what torch.compile\(...\) returned"):
         qinductor.explain(3)
@@ -188,6 +238,37 @@ def test_what_cannot_be_explained() -> None:
 def test_nothing_int8_is_reported_as_nothing() -> None:
     report = qinductor.explain(torch.compile(nn.ReLU(), backend=qsim))
     assert report.counts()["total"] == 0 and "linears: 0" in str(report)
+
+
+def test_processes_that_store_at_once_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork has the thread identifiers of its parent; the second one writes within the first."""
+    entries, path = [Entry("a_pass", "layer.0", "fused", "what")], tmp_path / "entries.json"
+    replace = Path.replace
+
+    def other_first(beside: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        child = os.fork()
+        if not child:
+            store_entries(path, entries)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert beside.exists()
+        return replace(beside, target)
+
+    monkeypatch.setattr(Path, "replace", other_first)
+    store_entries(path, entries)
+    assert read_entries(path) == entries and list(tmp_path.iterdir()) == [path]
+
+
+def test_entries_that_cannot_be_written_are_not_stored(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "entries.json", tmp_path / "folder"):
+        store_entries(path, [])
+        assert read_entries(path) is None
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
 
 
 def test_stored_entries(tmp_path: Any) -> None:

@@ -65,6 +65,14 @@ def test_a_folder_with_and_without_tokenizer(tmp_path: Path) -> None:
         zoo.packed_batch(bare, ["hello"], 1, 8)
 
 
+@pytest.mark.parametrize("length", [-3, 0, 1])
+def test_texts_are_not_cut_to_less_than_their_two_marks(tmp_path: Path, length: int) -> None:
+    loaded = zoo.load_model(str(save_tiny_bert(tmp_path)))
+    with pytest.raises(ModelError, match=f"length of {length} is too short: give at least 2"):
+        zoo.encode(loaded, ["hello"], max_length=length)
+    assert zoo.encode(loaded, ["hello"], max_length=2)["input_ids"].shape == (1, 2)
+
+
 def test_unknown_models_are_refused_with_the_names(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in (str(tmp_path / "empty"), str(tmp_path / "gone"), "no-such-model"):

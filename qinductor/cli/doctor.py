@@ -126,7 +126,8 @@ def findings() -> list[Finding]:
         Finding(
             "threads",
             str(threads),
-            "what torch uses; compiled code is built for this number"
+            "what torch uses; int8 kernels read it at every call, Inductor's own loops keep the "
+            "number they were compiled with"
             if threads <= machine.cores
             else f"more than the {machine.cores} processors: set OMP_NUM_THREADS",
             threads <= machine.cores,

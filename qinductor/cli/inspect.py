@@ -48,21 +48,20 @@ def linears_table(title: str, rows: Sequence[dict[str, Any]]) -> None:
     typer.echo(f"{int8} of {len(rows)} Linears are int8, {len(rows) - int8} kept in float")
 
 
-def _sample_ids(folder: Path, vocabulary: int) -> Batch:
+def _sample(folder: Path, model: nn.Module) -> Batch:
     """A batch to compile with: real text where a tokenizer was saved, else random ids."""
     import torch
 
-    from .. import text
+    from .. import text, zoo
     from .quantize import TOKENIZER
 
     if (folder / TOKENIZER).is_dir():
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder / TOKENIZER), local_files_only=True)
-        batch = tokenizer(
-            list(text.corpus().first(SAMPLE_TEXTS).texts), padding=True, return_tensors="pt"
-        )
-        return {key: batch[key] for key in ("input_ids", "attention_mask")}
+        loaded = zoo.Loaded(str(folder), model, tokenizer, "saved model")
+        return zoo.encode(loaded, text.corpus().first(SAMPLE_TEXTS).texts)
+    vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 100))
     ids = torch.randint(0, vocabulary, (2, 16), generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -103,9 +102,7 @@ def inspect_command(
     # A float model's folder has a config.json too; the manifest tells the two apart.
     if (folder / MANIFEST).exists():
         model = qinductor.load(str(folder))
-        sample = _sample_ids(
-            folder, int(getattr(getattr(model, "config", None), "vocab_size", 100))
-        )
+        sample = _sample(folder, model)
         title = f"saved model {target}"
     else:
         config = qinductor.SmoothQuantConfig(activation=activation)

@@ -79,7 +79,9 @@ def quantize(
     skip: Annotated[
         list[str] | None, typer.Option(help="Pattern of modules to keep in float; repeatable.")
     ] = None,
-    max_length: Annotated[int, typer.Option(help="Tokens a calibration text is cut to.")] = 128,
+    max_length: Annotated[
+        int, typer.Option(help="Tokens a calibration text is cut to, at least 2.")
+    ] = 128,
     check: Annotated[bool, typer.Option(help="Compare embeddings with the float model's.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
@@ -90,6 +92,7 @@ def quantize(
     from .inspect import linears_table, module_rows
 
     console.refuse_existing(output, "output directory")
+    zoo.check_max_length(max_length)
     corpus = text.corpus(calibration)
     config = qinductor.SmoothQuantConfig(
         alpha=None if alpha < 0 else alpha,

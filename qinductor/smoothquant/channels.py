@@ -44,8 +44,11 @@ class Step:
     out: int
 
 
-def data_input(op: Op) -> int | None:
+def data_input(recording: Recording, op: Op) -> int | None:
     """Return the value whose channels reach the outputs of ``op``; None if there is none."""
+    # Rounding to integers, by a cast or a division, does not commute with scaling.
+    if op.kwargs.get("rounding_mode") or not all(recording.values[v].floating for v in op.outputs):
+        return None
     if op.name in WEIGHTED_SUMS:
         operand = op.args[1] if len(op.args) > 1 else None
     elif op.name == "scaled_dot_product_attention":

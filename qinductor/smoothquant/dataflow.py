@@ -143,7 +143,11 @@ class Analysis:
         return value
 
     def _same_rows(self, op: Op, out: int) -> bool:
-        if op.name not in _SAME_ROWS or data_input(op) != op.inputs[0] or len(op.outputs) != 1:
+        if (
+            op.name not in _SAME_ROWS
+            or data_input(self._recording, op) != op.inputs[0]
+            or len(op.outputs) != 1
+        ):
             return False
         before, after = (self._recording.values[v].shape for v in (op.inputs[0], out))
         return before.numel() == after.numel() and before[-1:] == after[-1:]
@@ -214,7 +218,7 @@ class Analysis:
                 return Source("other", why="the tensor comes from outside the model")
             if op.name == "linear":
                 break
-            before = data_input(op)
+            before = data_input(self._recording, op)
             if before is None:
                 return Source(
                     "other", why=f"{op.name} makes it, which does not commute with scaling"

@@ -43,6 +43,7 @@ class Value:
     """A tensor of the recorded pass: who made it (None: it came from outside) and who reads it."""
 
     shape: torch.Size
+    floating: bool
     producer: int | None
     parameter: str | None = None
     readers: list[int] = field(default_factory=list)
@@ -133,7 +134,7 @@ class Recorder(TorchFunctionMode):
         return number
 
     def _new(self, tensor: Tensor, producer: int | None) -> int:
-        self.recording.values.append(Value(tensor.shape, producer))
+        self.recording.values.append(Value(tensor.shape, tensor.is_floating_point(), producer))
         return len(self.recording.values) - 1
 
     def _mark(self, tensor: Tensor, producer: int) -> int:

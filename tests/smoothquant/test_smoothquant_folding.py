@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -215,6 +216,38 @@ def test_not_through_an_activation_that_does_not_commute(activation: nn.Module) 
     assert "does not commute with scaling" in groups["second"].decision.why
     assert torch.equal(folded.first.weight, model.first.weight)
     assert torch.equal(folded(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        lambda x: torch.div(x, 2, rounding_mode="floor"),
+        lambda x: x.div(2, rounding_mode="trunc"),
+        lambda x: (x * 4).to(torch.int32).to(x.dtype),
+        lambda x: (x * 4).type_as(torch.ones((), dtype=torch.int16)).float(),
+    ],
+    ids=["floor", "trunc", "to", "type_as"],
+)
+def test_not_through_a_rounding_to_integers(rounded: Callable[[Tensor], Tensor]) -> None:
+    class Rounding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return rounded(x)
+
+    model, x = Mlp(Rounding()), outlier_input(9, WIDTH)
+    folded, groups = _folded(model, x)
+    assert "does not commute with scaling" in groups["second"].decision.why
+    assert torch.equal(folded.first.weight, model.first.weight)
+
+
+def test_through_a_division_that_does_not_round() -> None:
+    class Halved(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.div(x, 2, rounding_mode=None)
+
+    model, x = Mlp(Halved()), outlier_input(9, WIDTH)
+    folded, groups = _folded(model, x)
+    assert groups["second"].decision.into == "first"
+    _assert_same_function(folded, model, x, 128)
 
 
 def test_not_into_a_linear_that_something_else_reads() -> None:
