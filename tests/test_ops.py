@@ -353,6 +353,7 @@ def _opcheck_cases() -> list[tuple[str, tuple[Any, ...]]]:
         ("qlinear", (*q, torch.randn(5), addend, "gelu", torch.bfloat16)),
         ("qlinear", (*per_token, None, None, "relu", torch.uint8, torch.rand(5), zero)),
         ("inference_scale", (one, torch.randn(2, 7))),
+        ("check_nan", (torch.randn(2, 7), "layer.0")),
     ]  # fmt: skip
 
 

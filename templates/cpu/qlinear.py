@@ -94,14 +94,15 @@ class QLinearTemplate(OperatorTemplate):
 
     def profile_name(self) -> str:
         """See the base class."""
-        return f"{self.implementation.kernel_name}_{'_'.join(map(str, sizes(self)))}"
+        n, k = sizes(self)
+        return f"{self.implementation.kernel_name}_{n * self.weights}_{k}"
 
 
 def sizes(template: OperatorTemplate) -> tuple[int, int]:
-    """(N, K): compile-time facts by now, though a layout may still spell them as symbols."""
-    output = next(iter(template.outputs.values())).size[1]
+    """(N, K) of one weight: compile-time facts by now, though spelt as symbols perhaps."""
+    columns = template.operands[weight_operand("w_scale", 0)].get_size()[0]
     inner = template.operands["x"].get_size()[1]
-    n, k = (V.graph.sizevars.guard_int(size) for size in (output, inner))
+    n, k = (V.graph.sizevars.guard_int(size) for size in (columns, inner))
     return n, k
 
 
@@ -123,7 +124,7 @@ def gemm_facts(template: OperatorTemplate, epilogue: Epilogue, weights: int, out
   using Bias = {ctype(bias)};
   using Residual = {ctype(operands.get("residual"))};
   using Out = {out};
-  static constexpr int64_t weights = {weights}, width = {n // weights}, N = {n}, K = {k};
+  static constexpr int64_t weights = {weights}, width = {n}, N = {n * weights}, K = {k};
   static constexpr bool per_token = {cpp_bool(epilogue.per_token)};
   static constexpr bool has_bias = {cpp_bool(bias is not None)};
   static constexpr bool has_residual = {cpp_bool("residual" in operands)};

@@ -99,7 +99,7 @@ class Tile:
 
 
 _SMALL = Tile(16, 64, 128, warps=4, stages=5)
-_MEDIUM = Tile(64, 64, 128, warps=4, stages=4)
+_MEDIUM = Tile(64, 64, 64, warps=4, stages=4)
 _WIDE = Tile(64, 128, 128, warps=8, stages=3)
 _UNALIGNED = Tile(64, 64, 32, warps=8, stages=2)
 _LARGE = Tile(128, 128, 64, warps=8, stages=4)
@@ -107,10 +107,13 @@ _LARGE = Tile(128, 128, 64, warps=8, stages=4)
 _LARGEST = {
     ("s8", 8): Tile(128, 128, 128, warps=8, stages=3),
     ("s8", 9): Tile(128, 256, 128, warps=8, stages=3),
+    # Triton before 3.9 has no int8 tcgen05: the sums are in registers there.
+    ("s8", 10): Tile(128, 128, 128, warps=8, stages=3),
     ("fp8", 8): Tile(128, 128, 128, warps=8, stages=3),
     ("fp8", 9): Tile(128, 128, 128, warps=4, stages=4),
+    ("fp8", 10): Tile(128, 128, 128, warps=4, stages=4),
 }
-"""By operands and major compute capability (9 stands for all later ones)."""
+"""By operands and major compute capability (10 stands for all later ones)."""
 
 
 def choose_tile(
@@ -168,7 +171,7 @@ def candidates(
 
 
 def _largest(gpu: Gpu, operands: str) -> Tile:
-    tile = _LARGEST[operands, min(gpu.sm[0], 9)]
+    tile = _LARGEST[operands, min(gpu.sm[0], 10)]
     return tile if tile.shared_bytes <= gpu.shared_bytes else _LARGE
 
 

@@ -19,7 +19,8 @@ from qinductor.templates.triton.catalog import KERNELS, TARGETS, Kernel
 from qinductor.templates.triton.machine_code import MachineCode
 
 pytestmark = pytest.mark.cubin
-INSTRUCTIONS = {(8, 0): "mma s8", (9, 0): "wgmma s8", (10, 0): "tcgen05 s8"}
+INSTRUCTIONS = {(8, 0): ("mma s8",), (9, 0): ("wgmma s8",), (10, 0): ("mma s8", "tcgen05 s8")}
+"""Triton 3.9 knows the second of Blackwell's; torch 2.13 comes with 3.7."""
 
 
 def contracts(code: MachineCode) -> bool:
@@ -92,7 +93,7 @@ def test_what_inductor_makes_of_a_layer(
     for code in compiled.values():
         check(code, sm)
     template = next(code for name, code in compiled.items() if name.startswith("triton_tem"))
-    assert template.instruction_class == INSTRUCTIONS[sm]
+    assert template.instruction_class in INSTRUCTIONS[sm]
     assert not contracts(template)
     assert "div.rn.f32" in "".join(code.ptx for code in compiled.values()), "scales are exact"
 
